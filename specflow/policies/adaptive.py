@@ -1,0 +1,406 @@
+"""Draft lengths from measured costs and live acceptance, zero included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
+
+from ..admission import Frontier
+from ..errors import InvalidSettingError, MisuseError
+from ..types import ChainId, ChainView, RoundReport
+from .acceptance import Calibration, Profile
+from .costs import CostTable
+from .explanation import ChainStatus, Explanation, predicted_gain
+from .switch import Switch
+
+_FREE = 0.02
+"""Drafting that costs less than this fraction of a plain round is not planned for: it is asked for as much as allowed."""
+_LOOK_AHEAD = 8
+"""Items over which a step in the costs must pay off."""
+_DOUBTFUL_GAIN = 1.25
+_REFRESH = 64
+"""Below this gain, the plain cost is measured again after so many rounds without a plain one."""
+_MIN_TRUST = 0.25
+_OFFER_FADE = 0.05
+_SPARE_CHAINS = 64
+
+_Item = tuple[float, int, int, float, float]
+"""(minus estimated survival, chain, position, claimed survival, last conditional estimate): heap order is best first."""
+
+
+class Adaptive:
+    """Chooses how many items to draft and execute, per chain and round, so that the most items are emitted per second.
+
+    **Admission** takes the item with the largest estimated survival, over all chains, as long as that raises the
+    expected number of emitted items per second of the round. With E items expected so far, B items in the execution and a
+    round of T seconds (drafting included) it admits an item of survival a when ``a > E * (cost(B + 1) - cost(B)) / T``, which
+    is the scheduler of DSpark (Cheng et al., section 4). Measured costs have steps, so an item that does not pay alone is
+    admitted when it and up to seven items after it would, assuming that survival decays as it last did. Only revealed
+    estimates are used: sampling stays exact.
+
+    **Estimates.** The drafter's survival estimates are corrected by live acceptance (:class:`Calibration`); a drafter
+    without estimates gets its own acceptance profile by position.
+
+    **Draft lengths.** Drafting that costs nothing measurable is asked for ``max_draft`` items. Costly drafting is planned: the
+    common length with the most expected items per second, 0 included.
+
+    **Switch.** A chain whose drafts are not accepted is switched off and probed with single items after 16, 32, 64, ... rounds
+    (:class:`Switch`). A drafter that is always wrong therefore costs a handful of items, however sure it claims to be. A chain
+    that is on but has only drafts of low survival executes none of them and resumes with the first good one.
+
+    Decisions are pure functions of the reports seen: no clock, no randomness. Use one policy object per loop.
+
+    Args:
+        max_draft: most items drafted per chain and round.
+        min_survival: items less likely to be accepted than this are never executed, whatever they cost.
+        first_wait: rounds a chain is off before it is probed for the first time.
+        max_wait: longest wait between two probes, in rounds.
+        costs: what is known about the cost of executing a number of items (chains + admitted drafts); measured further. None
+            starts from nothing: the first two rounds are then plain ones, to have something to compare with.
+
+    Raises:
+        InvalidSettingError: a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        max_draft: int,
+        *,
+        min_survival: float = 0.0625,
+        first_wait: int = 16,
+        max_wait: int = 256,
+        costs: CostTable | None = None,
+    ) -> None:
+        if max_draft < 0:
+            raise InvalidSettingError("max_draft", max_draft, "an integer >= 0")
+        if not 0.0 < min_survival <= 1.0:
+            raise InvalidSettingError("min_survival", min_survival, "a probability in (0, 1]")
+        if not 1 <= first_wait <= max_wait:
+            raise InvalidSettingError("first_wait", first_wait, f"an integer in [1, max_wait={max_wait}]")
+        self._max_draft = max_draft
+        self._min_survival = min_survival
+        self._waits = (first_wait, max_wait)
+        self._costs = CostTable() if costs is None else costs
+        self._drafting = CostTable()
+        self._calibration = Calibration(max_draft)
+        self._chains: dict[ChainId, _Chain] = {}
+        self._pool = _Pool(first_wait)
+        self._round: list[_Chain] = []
+        self._drafting_seconds = 0.0
+        self._is_baseline = False
+        self._rounds_since_plain = 0
+        self._offer_rate = 1.0
+        self._gain = 1.0
+
+    @property
+    def costs(self) -> CostTable:
+        """Seconds of a round without drafting, by number of items executed; save it with ``costs.to_dict()``."""
+        return self._costs
+
+    def limits(self, chains: Sequence[ChainView]) -> Sequence[int]:
+        """How many items to draft for each chain."""
+        self._round = [self._chain(view.chain_id) for view in chains]
+        if len(self._chains) > 2 * len(chains) + _SPARE_CHAINS:
+            self._chains = {view.chain_id: self._chains[view.chain_id] for view in chains}
+        self._drafting_seconds = 0.0
+        self._is_baseline = self._needs_baseline(len(chains))
+        if self._is_baseline or self._max_draft == 0:
+            return [0] * len(chains)
+        limits = [min(chain.switch.limit, view.max_draft) for chain, view in zip(self._round, chains, strict=True)]
+        longest = max(limits)
+        if longest:
+            self._drafting_seconds = self._drafting.seconds(longest)
+            if not self._drafting_is_free(len(chains)):
+                limits = self._planned(limits)
+                self._drafting_seconds = self._drafting.seconds(max(limits)) if any(limits) else 0.0
+        return limits
+
+    def admit(self, frontier: Frontier) -> None:
+        """Admit the items that raise the expected items per second, best first.
+
+        Raises:
+            MisuseError: the frontier is not of the chains that ``limits`` was called for.
+        """
+        if len(frontier) != len(self._round):
+            raise MisuseError(f"admit() got {len(frontier)} drafts after limits() for {len(self._round)} chains")
+        width = len(self._round)
+        heap: list[_Item] = []
+        possible = 0
+        for index, chain in enumerate(self._round):
+            chain.was_probed = False
+            claim = frontier.survival(index)
+            if claim is None:
+                continue
+            if chain.switch.is_on:
+                possible += frontier.available(index)
+                estimate = min(1.0, claim * self._calibration.ratio(chain.profile, 0))
+                if estimate >= self._min_survival:
+                    heap.append((-estimate, index, 0, claim, estimate))
+                    continue
+            if chain.switch.probe_due and claim >= self._min_survival:
+                frontier.admit(index)
+                chain.was_probed = True
+                width += 1
+        curve = self._costs.curve(width + possible)
+        heapify(heap)
+        self._admit_paying(frontier, heap, width, curve)
+        for _, index, position, claim, _ in heap:
+            # What is left did not pay. Where nothing was executed for long, one item is, to keep the estimates alive.
+            chain = self._round[index]
+            if position == 0 and chain.switch.probe_due and claim >= self._min_survival:
+                frontier.admit(index)
+                chain.was_probed = True
+
+    def observe(self, report: RoundReport) -> None:
+        """Learn costs, acceptance and the state of every switch from a finished round."""
+        seconds = report.seconds
+        num_admitted = sum(report.admitted)
+        self._costs.observe(
+            len(report.admitted) + num_admitted, seconds.admit + seconds.execute + seconds.verify + seconds.commit
+        )
+        longest = max(report.limits)
+        if longest:
+            self._drafting.observe(longest, seconds.predict)
+        self._rounds_since_plain = self._rounds_since_plain + 1 if num_admitted else 0
+        if self._is_baseline:
+            return
+        if not num_admitted:
+            self._pool.idle += 1
+        for index, chain_id in enumerate(report.chain_ids):
+            chain = self._chain(chain_id)
+            if report.limits[index]:
+                offered = 1.0 if report.drafted[index] else 0.0
+                self._offer_rate += _OFFER_FADE * (offered - self._offer_rate)
+            if report.admitted[index]:
+                self._learn(chain, report.survival[index], report.admitted[index], report.accepted[index])
+            else:
+                self._rest(chain, report.survival[index], report.limits[index], report.drafted[index])
+
+    def explain(self) -> Explanation:
+        """What is believed now, and why: acceptance, costs, expected gain and the switch of every known chain."""
+        newcomer = Profile(self._max_draft)
+        acceptance: list[float] = []
+        for position in range(self._max_draft):
+            rate = self._calibration.rate(newcomer, position)
+            acceptance.append(rate * acceptance[-1] if acceptance else rate)
+        gain, length = predicted_gain(acceptance, self._costs, self._drafting, self._offer_rate)
+        return Explanation(
+            acceptance=tuple(acceptance),
+            claim_ratio=tuple([self._calibration.ratio(newcomer, position) for position in range(self._max_draft)]),
+            offer_rate=self._offer_rate,
+            execute_seconds=self._costs.points(),
+            draft_seconds=self._drafting.points(),
+            predicted_gain=gain,
+            best_length=length,
+            last_round_gain=self._gain,
+            chains=tuple(
+                ChainStatus(
+                    chain_id=chain_id,
+                    state=chain.switch.state,
+                    reason=chain.switch.reason,
+                    max_length=chain.switch.limit,
+                    rounds_to_probe=max(0, chain.switch.wait - chain.switch.idle),
+                )
+                for chain_id, chain in self._chains.items()
+            ),
+        )
+
+    def _chain(self, chain_id: ChainId) -> _Chain:
+        chain = self._chains.get(chain_id)
+        if chain is None:
+            chain = self._chains[chain_id] = _Chain(self._max_draft, self._waits)
+            self._pool.introduce(chain.switch)
+        return chain
+
+    def _needs_baseline(self, num_chains: int) -> bool:
+        """True when the cost of a plain round is unknown, or old while the gain is in doubt."""
+        if not self._costs.is_grounded(num_chains):
+            return True
+        return self._rounds_since_plain >= _REFRESH and self._gain < _DOUBTFUL_GAIN
+
+    def _drafting_is_free(self, num_chains: int) -> bool:
+        """True when drafting needs no plan. Also true until a length was timed twice: first calls are often slow."""
+        if not self._drafting.is_grounded(self._max_draft):
+            return True
+        return self._drafting_seconds <= _FREE * self._costs.seconds(num_chains)
+
+    def _planned(self, limits: list[int]) -> list[int]:
+        """Cut the limits to the common length with the most expected items per second; switch off where that is 0.
+
+        Chains that are probing keep their single item: the plan rests on estimates that a probe is there to renew.
+        """
+        num_chains = len(limits)
+        active = [(limit, chain) for limit, chain in zip(limits, self._round, strict=True) if limit and chain.switch.is_on]
+        if not active:
+            return limits
+        curve = self._costs.curve(num_chains + sum(limit for limit, _ in active))
+        survival = [self._offer_rate] * len(active)
+        expected, width = float(num_chains), num_chains
+        best_length, best_expected, best_seconds = 0, expected, curve[width]
+        for length in range(1, max(limit for limit, _ in active) + 1):
+            for index, (limit, chain) in enumerate(active):
+                if limit >= length:
+                    survival[index] *= self._calibration.rate(chain.profile, length - 1)
+                    expected += survival[index]
+                    width += 1
+            # Where no draft is offered the round is a plain one, except that asking was paid for.
+            running = self._offer_rate * curve[width] + (1.0 - self._offer_rate) * curve[num_chains]
+            seconds = self._drafting.seconds(length) + running
+            if expected * best_seconds > best_expected * seconds:
+                best_length, best_expected, best_seconds = length, expected, seconds
+        if best_length == 0:
+            for _, chain in active:
+                chain.switch.turn_off("drafting would cost more than it saves", self._pool.wait, self._pool.idle)
+        return [
+            min(limit, best_length) if chain.switch.is_on else min(limit, chain.switch.limit)
+            for limit, chain in zip(limits, self._round, strict=True)
+        ]
+
+    def _admit_paying(self, frontier: Frontier, heap: list[_Item], width: int, curve: Sequence[float]) -> None:
+        """Admit from the heap while that pays; what is left on the heap did not."""
+        num_chains = len(self._round)
+        expected = float(num_chains)
+        seconds = self._drafting_seconds + curve[width]
+        ratio, min_survival = self._calibration.ratio, self._min_survival
+        while heap:
+            negative, index, position, claim, decay = heap[0]
+            extra = curve[width + 1] - curve[width]
+            if extra > 0.0 and -negative * seconds <= expected * extra:
+                left = frontier.available(index)
+                if not _pays_ahead(heap, left, expected, seconds, curve[width : width + _LOOK_AHEAD + 1]):
+                    break
+            frontier.admit(index)
+            expected -= negative
+            width += 1
+            seconds += extra
+            following = frontier.survival(index)
+            if following is None:
+                heappop(heap)
+                continue
+            position += 1
+            decay = min(1.0, following / claim * ratio(self._round[index].profile, position)) if claim > 0.0 else 0.0
+            negative *= decay
+            if -negative < min_survival:
+                heappop(heap)
+            else:
+                heapreplace(heap, (negative, index, position, following, decay))
+        plain = curve[num_chains]
+        self._gain = expected / num_chains * (plain / seconds if seconds > 0.0 else 1.0)
+
+    def _learn(self, chain: _Chain, survival: Sequence[float] | None, admitted: int, accepted: int) -> None:
+        """Take in a verified draft."""
+        switch = chain.switch
+        if chain.was_probed:
+            if accepted:
+                # What was learned before is about a drafter that did not work; this one does.
+                self._calibration.forgive(chain.profile)
+            switch.probed(accepted=accepted > 0)
+            self._pool.probed(switch.wait, accepted=accepted > 0)
+        elif accepted:
+            switch.won()
+            self._pool.won()
+        else:
+            if switch.debt == 0.0:
+                # Held for the whole streak: an estimate that falls with every miss would never be called in.
+                chain.trust = min(1.0, max(_MIN_TRUST, self._calibration.ratio(chain.profile, 0)))
+            charge = chain.trust * (1.0 if survival is None else survival[0])
+            switch.lost(charge)
+            self._pool.lost(charge)
+        self._calibration.record(chain.profile, survival, admitted, accepted)
+
+    def _rest(self, chain: _Chain, survival: Sequence[float] | None, limit: int, drafted: int) -> None:
+        """Take in a round in which nothing was executed for the chain."""
+        switch = chain.switch
+        if drafted:
+            if survival is None or survival[0] >= self._min_survival:
+                switch.rested()
+        elif not switch.is_on:
+            if limit == 0:
+                switch.rested()
+            elif not self._drafting_is_free(len(self._round)):
+                # A probe that is paid for and brings no draft has failed; a free one stays due until there is a draft.
+                switch.probed(accepted=False)
+                self._pool.probed(switch.wait, accepted=False)
+
+
+class _Chain:
+    """What the policy remembers about one chain."""
+
+    __slots__ = ("profile", "switch", "trust", "was_probed")
+
+    def __init__(self, max_draft: int, waits: tuple[int, int]) -> None:
+        self.profile = Profile(max_draft)
+        self.switch = Switch(max_draft, *waits)
+        self.trust = 1.0
+        self.was_probed = False
+
+
+class _Pool:
+    """What new chains inherit: whether the drafter works at all, and how long it has been since anyone tried.
+
+    Without it every short-lived chain would pay for learning again that the drafter is of no use.
+    """
+
+    __slots__ = ("_debt", "_first_wait", "_is_proven", "idle", "wait")
+
+    def __init__(self, first_wait: int) -> None:
+        self._first_wait = first_wait
+        self._debt = 0.0
+        self._is_proven = False
+        self.wait = first_wait
+        self.idle = 0
+
+    def introduce(self, switch: Switch) -> None:
+        """Set up the switch of a new chain."""
+        if self._debt >= Switch.PATIENCE:
+            switch.turn_off("drafts of earlier chains were not accepted", self.wait, self.idle)
+        elif self._is_proven:
+            switch.trust()
+
+    def won(self) -> None:
+        self._debt = 0.0
+        self._is_proven = True
+        self.wait = self._first_wait
+        self.idle = 0
+
+    def lost(self, charge: float) -> None:
+        self._debt += charge
+        self.idle = 0
+
+    def probed(self, wait: int, *, accepted: bool) -> None:
+        self.wait = wait
+        self.idle = 0
+        if accepted:
+            self._debt = 0.0
+            self._is_proven = False
+
+
+def _pays_ahead(heap: list[_Item], left: int, expected: float, seconds: float, curve: Sequence[float]) -> bool:
+    """True when the next items, taken together, raise the items per second although the first does not.
+
+    Survival beyond what is revealed is assumed to decay as it last did. With several chains only the best item of each is
+    looked at after the first chain's own continuation would be no better.
+
+    Args:
+        heap: revealed items, best first; not changed.
+        left: items left in the best chain's draft.
+        expected: items expected without any of them.
+        seconds: of the round without any of them.
+        curve: seconds of executing 0, 1, 2, ... items more.
+    """
+    negative, _, _, _, decay = heap[0]
+    others = sorted([item[0] for item in heap[1:]]) if len(heap) > 1 else []
+    own, gained, taken = -negative, 0.0, 0
+    for step in range(1, len(curve)):
+        if left > 0 and not (taken < len(others) and -others[taken] > own):
+            gained += own
+            own *= decay
+            left -= 1
+        elif taken < len(others):
+            gained -= others[taken]
+            taken += 1
+        else:
+            return False
+        if gained * seconds > expected * (curve[step] - curve[0]):
+            return True
+    return False

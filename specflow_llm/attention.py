@@ -1,0 +1,64 @@
+"""Attention over blocks with an explicit mask, without copying keys and values per query head.
+
+Transformers' SDPA path repeats keys and values for grouped queries whenever a mask is given. PyTorch's CPU kernel takes grouped queries
+directly, so on CPUs the repetition (the whole cache, every layer, every round) is avoided. Registered through transformers' own attention
+interface and switched on only while this library runs a forward: the model is left as it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from .architecture import Architecture
+
+_NAME = "specflow_sdpa"
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [B, Hq, T, D]
+    key: torch.Tensor,  # [B, Hkv, L, D]
+    value: torch.Tensor,  # [B, Hkv, L, Dv]
+    attention_mask: torch.Tensor | None,  # [B, 1, T, L] boolean
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """[B, T, Hq, Dv] attention output; grouped queries share their keys and values without a copy on CPUs."""
+    plain = attention_mask is None or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None
+    if plain or query.device.type != "cpu" or kwargs.get("softcap") is not None or query.shape[1] == key.shape[1]:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return output
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, grouped_sdpa)
+AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+@contextmanager
+def block_attention(model: PreTrainedModel, architecture: Architecture) -> Iterator[None]:
+    """Use :func:`grouped_sdpa` in place of SDPA while a block is run."""
+    if not architecture.switches_attention:
+        yield
+        return
+    config = model.config.get_text_config(decoder=True)
+    previous = config._attn_implementation  # noqa: SLF001 - the public setter rebuilds kernels and walks all modules
+    config._attn_implementation_internal = _NAME  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = previous  # noqa: SLF001

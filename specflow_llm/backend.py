@@ -1,0 +1,235 @@
+"""Decoding as a block loop: implements :class:`specflow.protocols.ChainBackend` for token sequences.
+
+Invariant at the top of a round, for every row: the target holds positions 0..n-2 of the n committed ids; the last id (the anchor) is committed but
+not yet run. A round runs anchor + admitted drafts, accepts a prefix, appends one more token, and commits as many positions as tokens were emitted. Ids,
+target state, features, text, log-probabilities and figures move in :meth:`DecodingBackend.commit` and nowhere else; randomness is keyed by absolute position, so it has
+nothing to roll back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specflow.errors import BackendContractError
+from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft
+
+from .config import SamplingParams
+from .drafters.base import Drafter, DraftRequest, RowId
+from .features import FeatureRows
+from .metrics import MetricsBuilder
+from .sampling import RowSampler, TokenLogprob, top_logprobs
+from .stopping import Stop, Stopper
+from .target import Target, TargetOutput
+from .verification import verify_row
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One request while it is decoded."""
+
+    row_id: RowId
+    params: SamplingParams
+    token_ids: list[int]
+    """Committed ids: prompt, then output."""
+    num_prompt: int
+    max_output: int
+    """Most tokens this request may emit: ``max_tokens``, or what the context leaves."""
+    sampler: RowSampler
+    stopper: Stopper
+    metrics: MetricsBuilder
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    features: FeatureRows = field(default_factory=lambda: FeatureRows(None))
+    stop: Stop | None = None
+
+    @property
+    def num_output(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.token_ids) - self.num_prompt
+
+
+class DecodingBackend:
+    """Rows of one target model, drafted by one drafter.
+
+    Args:
+        target: the target model.
+        drafter: None decodes plainly.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+        self.rows: list[Row] = []
+        """Live rows; row i owns the target's slot i."""
+        self._target = target
+        self._drafter = drafter
+        self._drafts: Sequence[Draft[int]] = ()
+        self._admission = Admission((), ())
+        self._output: TargetOutput | None = None
+
+    @property
+    def target(self) -> Target:
+        """The target model."""
+        return self._target
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter."""
+        return self._drafter
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Run the prompts of new rows (all but the last token) and let them take part in the next round."""
+        for row in rows:
+            before = self._target.num_forwards
+            features = self._target.open([row.token_ids])[0]
+            row.metrics.prefill_forwards += self._target.num_forwards - before
+            row.features = FeatureRows(features)
+            self.rows.append(row)
+
+    def remove(self, row_id: RowId) -> Row:
+        """Take a row out, finished or not, and free all its state.
+
+        Raises:
+            KeyError: no such row.
+        """
+        index = next((index for index, row in enumerate(self.rows) if row.row_id == row_id), None)
+        if index is None:
+            raise KeyError(row_id)
+        row = self.rows[index]
+        last = self.rows.pop()
+        if index < len(self.rows):
+            self.rows[index] = last
+        self._target.close(index)
+        if self._drafter is not None:
+            self._drafter.release(row_id)
+        return row
+
+    def chains(self) -> Sequence[ChainView]:
+        """See :class:`specflow.protocols.ChainBackend`."""
+        drafting = self._drafter is not None
+        return [
+            ChainView(
+                ChainId(row.row_id),
+                len(row.token_ids),
+                max(0, row.max_output - row.num_output - 1) if drafting and row.params.speculate else 0,
+            )
+            for row in self.rows
+        ]
+
+    async def predict(self, limits: Sequence[int]) -> Sequence[Draft[int]]:
+        """See :class:`specflow.protocols.ChainBackend`."""
+        drafts: list[Draft[int]] = [Draft(())] * len(limits)
+        wanted = [index for index, limit in enumerate(limits) if limit > 0]
+        if wanted and self._drafter is not None:
+            requests = [self._request(self.rows[index], limits[index]) for index in wanted]
+            proposals = self._drafter.propose(requests)
+            if len(proposals) != len(requests):
+                raise BackendContractError(
+                    f"drafter {self._drafter.name}",
+                    f"returned {len(proposals)} proposals for {len(requests)} requests",
+                    "return one proposal per request, empty where there is no guess",
+                )
+            for index, proposal in zip(wanted, proposals, strict=True):
+                self._check(proposal.token_ids, proposal.probs)
+                drafts[index] = Draft(tuple(proposal.token_ids), proposal.survival, proposal.probs)
+        return drafts
+
+    @staticmethod
+    def _request(row: Row, limit: int) -> DraftRequest:
+        return DraftRequest(row.row_id, row.token_ids, limit, row.sampler, row.features.view())
+
+    def _check(self, token_ids: Sequence[int], probs: torch.Tensor | None) -> None:
+        expected = (len(token_ids), self._target.architecture.vocab_size)
+        if probs is not None and tuple(probs.shape) != expected:
+            raise BackendContractError(
+                f"drafter {self._drafter.name if self._drafter else ''}",
+                f"gave probabilities of shape {tuple(probs.shape)} for {len(token_ids)} tokens",
+                f"the tensor each token was sampled from must have shape {expected}",
+            )
+
+    async def execute(self, drafts: Sequence[Draft[int]], admission: Admission) -> TargetOutput:
+        """See :class:`specflow.protocols.ChainBackend`: one target forward over anchor and admitted drafts of every row."""
+        vocab = self._target.architecture.vocab_size
+        blocks = []
+        for row, draft, length in zip(self.rows, drafts, admission.lengths, strict=True):
+            # Ids outside the vocabulary are rejected at verification; the model must not look them up.
+            block = [token if 0 <= token < vocab else 0 for token in draft.values[:length]]
+            blocks.append([row.token_ids[-1], *block])
+        self._drafts, self._admission = drafts, admission
+        return self._target.forward(blocks)
+
+    async def verify(
+        self, drafts: Sequence[Draft[int]], admission: Admission, outcome: object
+    ) -> Sequence[AcceptPrefix[int]]:
+        """See :class:`specflow.protocols.ChainBackend`."""
+        if not isinstance(outcome, TargetOutput):
+            raise BackendContractError("verify()", f"got {type(outcome).__name__}", "hand it what execute() returned")
+        self._output = outcome
+        with torch.inference_mode():
+            # One transfer for all greedy rows: the only host synchronisation of their round.
+            trivial = any(row.sampler.is_trivial for row in self.rows)
+            best = outcome.logits.argmax(dim=-1).tolist() if trivial else []
+            return [
+                self._verdict(index, draft, length, anticipated, best)
+                for index, (draft, length, anticipated) in enumerate(
+                    zip(drafts, admission.lengths, admission.anticipated, strict=True)
+                )
+            ]
+
+    def _verdict(
+        self, index: int, draft: Draft[int], length: int, anticipated: bool, best: list[list[int]]  # noqa: FBT001
+    ) -> AcceptPrefix[int]:
+        row = self.rows[index]
+        tokens = draft.values[:length]
+        if row.sampler.is_trivial:
+            chosen = best[index]
+            accepted = 0
+            while accepted < length and tokens[accepted] == chosen[accepted]:
+                accepted += 1
+            return AcceptPrefix(accepted, chosen[accepted])
+        output = self._output
+        logits = output.logits[index, : length + 1] if output is not None else torch.empty(0)
+        probs = draft.payload[:length] if isinstance(draft.payload, torch.Tensor) else None
+        return verify_row(row.sampler, logits, row.token_ids, tokens, probs, anticipated)
+
+    async def commit(self, verdicts: Sequence[AcceptPrefix[int]]) -> Sequence[Sequence[int]]:
+        """See :class:`specflow.protocols.ChainBackend`: every part of a row's state moves here, together."""
+        emitted = [
+            self._commit_row(index, verdict) for index, verdict in enumerate(verdicts)
+        ]
+        self.discard()
+        return emitted
+
+    def _commit_row(self, index: int, verdict: AcceptPrefix[int]) -> list[int]:
+        row, draft = self.rows[index], self._drafts[index]
+        tokens = [*draft.values[: verdict.num_accepted]]
+        if verdict.replacement is not None:
+            tokens.append(verdict.replacement)
+        kept, row.stop = row.stopper.accept(tokens)
+        tokens = tokens[:kept]
+        row.token_ids.extend(tokens)
+        self._target.keep(index, kept)
+        output = self._output
+        if output is not None and output.features is not None:
+            row.features.append(output.features[index, :kept])
+        if output is not None and row.params.logprobs is not None:
+            row.logprobs.extend(top_logprobs(output.logits[index, :kept], tokens, row.params.logprobs))
+        row.metrics.add_counts(
+            drafted=len(draft.values),
+            admitted=self._admission.lengths[index],
+            accepted=min(verdict.num_accepted, kept),
+            emitted=kept,
+        )
+        return tokens
+
+    def discard(self) -> None:
+        """See :class:`specflow.protocols.ChainBackend`. Nothing outside this round's own values was touched before commit."""
+        self._drafts, self._admission, self._output = (), Admission((), ()), None
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes held, by kind of state."""
+        held = dict(self._target.state_bytes())
+        held["hidden_states"] = sum(row.features.num_bytes for row in self.rows)
+        if self._drafter is not None:
+            held.update(self._drafter.state_bytes())
+        return held

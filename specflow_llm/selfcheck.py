@@ -1,0 +1,90 @@
+"""Proof, at load time, that this model decodes exactly through this library's state.
+
+A model class may read positions or masks in a way nobody foresaw. Rather than trusting a list of names, the target is run on two short ragged
+rows, through chunked prefill, a block with rejected tokens and another block after the rollback, and its logits are compared with plain
+forwards of the same model without any cache. A model that disagrees is refused before any work starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from .architecture import Architecture, StateKind
+from .errors import UnsupportedModelError
+from .recurrent import RecurrentTarget
+from .target import SlotTarget, Target
+
+# Largest logit difference allowed, in standard deviations of the logits. A wrong mask or position moves logits by about one; 16-bit rounding by
+# a few hundredths, float32 rounding by millionths.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_TOLERANCE_16_BIT = 0.25
+
+
+def build_target(
+    model: PreTrainedModel, architecture: Architecture, *, feature_layers: Sequence[int] = (), check: bool = True, prefill_chunk: int
+) -> Target:
+    """The fitting target for a model, checked.
+
+    Raises:
+        UnsupportedModelError: its logits through this library's state differ from its plain logits.
+    """
+
+    def slots(chunk: int, taps: Sequence[int]) -> Target:
+        return SlotTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk)
+
+    def recurrent(chunk: int, taps: Sequence[int]) -> Target:
+        return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk)
+
+    def one_by_one(chunk: int, taps: Sequence[int]) -> Target:
+        return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk, one_by_one=True)
+
+    candidates = [slots] if architecture.state_kind is StateKind.SLOTS else [recurrent, one_by_one]
+    if not check:
+        return candidates[0](prefill_chunk, feature_layers)
+    worst = float("inf")
+    for candidate in candidates:
+        worst = largest_difference(model, lambda chunk, make=candidate: make(chunk, ()))  # type: ignore[misc]
+        if worst <= _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT):
+            return candidate(prefill_chunk, feature_layers)
+    raise UnsupportedModelError(
+        architecture.name,
+        f"its logits through a cache with rollback differ from its plain logits by {worst:.3g} standard deviations",
+        "report the model type; pass check_model=False only to investigate",
+    )
+
+
+def largest_difference(model: PreTrainedModel, make_target: Callable[[int], Target]) -> float:
+    """Largest difference between cached, rolled-back logits and plain ones, in standard deviations of the plain logits."""
+    vocab = model.config.get_text_config(decoder=True).vocab_size
+    limit = model.config.get_text_config(decoder=True).__dict__.get("max_position_embeddings") or 64
+    long, short = (8, 5) if limit >= 16 else (4, 2)
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(vocab, (long + 5,), generator=generator).tolist(), torch.randint(vocab, (short + 5,), generator=generator).tolist()]
+    wrong = [(token + 1) % vocab for token in rows[0]]
+    sizes = [long, short]
+    target = make_target(3)
+    target.open([rows[0][: sizes[0]], rows[1][: sizes[1]]])
+    plain = [_plain_logits(model, row) for row in rows]
+    worst = 0.0
+    # Round 1: row 0 runs three tokens of which the last two are rejected; row 1 runs two and keeps both. Round 2: the true continuation.
+    rounds = [([[rows[0][sizes[0] - 1], wrong[1], wrong[2]], rows[1][sizes[1] - 1 : sizes[1] + 1]], (1, 2))]
+    rounds.append(([rows[0][sizes[0] : sizes[0] + 3], rows[1][sizes[1] + 1 : sizes[1] + 2]], (3, 1)))
+    starts = [size - 1 for size in sizes]
+    for blocks, kept in rounds:
+        logits = target.forward(blocks).logits
+        for row, count in enumerate(kept):
+            expected = plain[row][starts[row] : starts[row] + count]
+            worst = max(worst, float((logits[row, :count].float() - expected).abs().max() / expected.std()))
+            starts[row] += count
+            target.keep(row, count)
+    return worst if worst == worst else float("inf")  # noqa: PLR0124 - NaN must not pass as small
+
+
+@torch.inference_mode()
+def _plain_logits(model: PreTrainedModel, row: Sequence[int]) -> torch.Tensor:
+    ids = torch.tensor([list(row)], device=model.device)
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits

@@ -1,0 +1,208 @@
+"""The target model behind one small interface, and its implementation for models whose state is keys and values.
+
+A *slot* is one request's place. Slots are numbered 0..n-1 without gaps: closing a slot moves the last one into its place, and the caller does the
+same with its own list. A forward runs a block per slot (the anchor, then drafts) without committing anything; :meth:`Target.keep` says how many
+positions of the block became history. What is not kept is rolled back.
+
+Letters in shapes: B slots, T block width, L used length, V vocabulary, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from .architecture import Architecture
+from .attention import block_attention
+from .features import FeatureTaps
+from .kv_cache import SlotCache
+
+DEFAULT_PREFILL_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What one forward over a block yields."""
+
+    logits: torch.Tensor
+    """[B, T, V], in the model's dtype. Row b is meaningful up to its block's width."""
+    features: torch.Tensor | None
+    """[B, T, F] hidden states of the tapped layers, where a drafter asked for them."""
+
+
+class Target(Protocol):
+    """**Protocol:** the target model with one state per slot."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the model is made of."""
+        ...
+
+    @property
+    def num_forwards(self) -> int:
+        """Model calls so far, prefill included."""
+        ...
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
+        """Add a slot per prompt after the existing ones and run all prompt tokens but the last.
+
+        Returns:
+            Per prompt the features [n - 1, F] of the executed tokens, or None without taps.
+        """
+        ...
+
+    def forward(self, blocks: Sequence[Sequence[int]]) -> TargetOutput:
+        """Run ``blocks[i]`` (anchor, then drafts) on slot i, for all slots at once."""
+        ...
+
+    def keep(self, slot: int, count: int) -> None:
+        """Commit the first ``count`` positions of the slot's last block."""
+        ...
+
+    def close(self, slot: int) -> None:
+        """Remove a slot; the last slot takes its number."""
+        ...
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes held, by kind."""
+        ...
+
+
+class SlotTarget:
+    """A target whose rows live in a :class:`~specflow_llm.kv_cache.SlotCache`.
+
+    Args:
+        model: the model, in evaluation mode.
+        architecture: as read by :func:`specflow_llm.architecture.inspect_model`.
+        feature_layers: decoder layers whose outputs are returned with the logits.
+        prefill_chunk: prompt tokens per forward.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        architecture: Architecture,
+        *,
+        feature_layers: Sequence[int] = (),
+        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+    ) -> None:
+        self.architecture = architecture
+        self.num_forwards = 0
+        self._model = model
+        self._device = model.device
+        self._taps = FeatureTaps(model, feature_layers)
+        self._chunk = prefill_chunk
+        self._cache = SlotCache(len(architecture.layer_types), max_capacity=architecture.context_length)
+        self._num_slots = 0
+
+    @property
+    def cache(self) -> SlotCache:
+        """The slot cache, for inspection."""
+        return self._cache
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
+        """See :class:`Target`."""
+        first = self._num_slots
+        self._cache.reserve_rows(first + len(prompts))
+        features: list[torch.Tensor | None] = []
+        for offset, prompt in enumerate(prompts):
+            row = first + offset
+            self._cache.truncate(row, 0)
+            features.append(self._prefill(row, prompt[:-1]))
+            self._num_slots += 1
+        return features
+
+    def _prefill(self, row: int, tokens: Sequence[int]) -> torch.Tensor | None:
+        pieces: list[torch.Tensor] = []
+        for begin in range(0, len(tokens), self._chunk):
+            chunk = tokens[begin : begin + self._chunk]
+            output = self._run(row, [chunk], last_logits_only=True)
+            self._cache.advance(row, len(chunk))
+            if output.features is not None:
+                pieces.append(output.features[0])
+        return self._taps.join(pieces)
+
+    def forward(self, blocks: Sequence[Sequence[int]]) -> TargetOutput:
+        """See :class:`Target`."""
+        return self._run(0, blocks, last_logits_only=False)
+
+    def forward_rows(self, first: int, blocks: Sequence[Sequence[int]]) -> TargetOutput:
+        """Like :meth:`forward`, for slots ``first .. first + B - 1`` only."""
+        return self._run(first, blocks, last_logits_only=False)
+
+    @torch.inference_mode()
+    def _run(self, first_row: int, blocks: Sequence[Sequence[int]], *, last_logits_only: bool) -> TargetOutput:
+        arch, device = self.architecture, self._device
+        plan = self._cache.begin(first_row, [len(block) for block in blocks], device)
+        width = plan.width
+        ids = torch.tensor([[*block, *([0] * (width - len(block)))] for block in blocks], device=device)
+        # Padding queries sit at the row's last real position: always inside the model's position range, never read.
+        positions = torch.tensor(
+            [
+                [start + min(offset, count - 1) for offset in range(width)]
+                for start, count in zip(plan.starts, plan.widths, strict=True)
+            ],
+            device=device,
+        )
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "position_ids": positions,
+            "attention_mask": self._masks(positions, plan.used),
+            arch.cache_argument: self._cache,
+            "use_cache": True,
+        }
+        if last_logits_only and arch.can_limit_logits:
+            arguments["logits_to_keep"] = 1
+        with block_attention(self._model, arch), self._taps.recording() as tapped:
+            logits = self._model(**arguments).logits
+        self.num_forwards += 1
+        return TargetOutput(logits, tapped.features())
+
+    def _masks(self, positions: torch.Tensor, used: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """[B, 1, T, L] masks, one per layer type where the model distinguishes them."""
+        arch = self.architecture
+        kinds = dict.fromkeys(kind for kind in arch.layer_types if kind != "dummy")
+        keys = torch.arange(used, device=positions.device)
+        causal = keys <= positions.unsqueeze(-1)
+        masks = {kind: self._finished(self._mask(kind, causal, keys, positions)) for kind in kinds}
+        return masks if arch.masks_by_type else next(iter(masks.values()))
+
+    def _mask(self, kind: str, causal: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        arch = self.architecture
+        if kind == "sliding_attention" and arch.sliding_window is not None:
+            return causal & (keys > positions.unsqueeze(-1) - arch.sliding_window)
+        if kind == "chunked_attention" and arch.chunk_size is not None:
+            return causal & (keys // arch.chunk_size == positions.unsqueeze(-1) // arch.chunk_size)
+        return causal
+
+    def _finished(self, mask: torch.Tensor) -> torch.Tensor:
+        mask = mask.unsqueeze(1)
+        if not self.architecture.additive_masks:
+            return mask
+        dtype = self._model.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+    def keep(self, slot: int, count: int) -> None:
+        """See :class:`Target`."""
+        self._cache.advance(slot, count)
+
+    def close(self, slot: int) -> None:
+        """See :class:`Target`."""
+        self._num_slots -= 1
+        self._cache.move_row(self._num_slots, slot)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop a slot's committed positions from ``length`` on."""
+        self._cache.truncate(slot, length)
+
+    def length(self, slot: int) -> int:
+        """Committed positions of a slot."""
+        return self._cache.lengths[slot]
+
+    def state_bytes(self) -> dict[str, int]:
+        """See :class:`Target`."""
+        return {"target_kv": self._cache.allocated_bytes}
