@@ -29,10 +29,10 @@ test-slow: $(VENV)/.dev  ## Run the slow tests too
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 test-core: $(VENV)-core/.core  ## Test the core in an environment without torch
-	$(VENV)-core/bin/python -m pytest tests/specflow tests/architecture $(ARGS)
+	$(VENV)-core/bin/python -m pytest --ignore=tests/specflow_llm $(ARGS)
 
 test-lowest: $(VENV)-lowest/.core  ## Test the core with the oldest dependencies it allows
-	$(VENV)-lowest/bin/python -m pytest tests/specflow tests/architecture $(ARGS)
+	$(VENV)-lowest/bin/python -m pytest --ignore=tests/specflow_llm $(ARGS)
 
 check: $(VENV)/.dev  ## Check format, lint, types and import direction
 	$(BIN)/ruff format --check .

@@ -123,16 +123,14 @@ def reliability(forecasts: Sequence[tuple[float, bool]]) -> tuple[list[dict[str,
         mean = sum(estimate for estimate, _ in members) / len(members)
         frequency = sum(survived for _, survived in members) / len(members)
         error += abs(mean - frequency) * len(members) / len(forecasts)
-        table.append(
-            {"from": index / BINS, "drafted": len(members), "mean_survival": mean, "survived": frequency}
-        )
+        table.append({"from": index / BINS, "drafted": len(members), "mean_survival": mean, "survived": frequency})
     return table, error
 
 
 def read_traces(path: Path) -> list[Record]:
     """Records from a JSON list, or from the list under ``"records"``."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    rows = data["records"] if "records" in data else data
+    rows = data if isinstance(data, list) else data["records"]
     return [Record(row.get("category", "all"), row["prompt_ids"], row["output_ids"]) for row in rows]
 
 
@@ -233,7 +231,9 @@ def measure(records: Sequence[Record], limits: Sequence[int]) -> list[dict[str, 
 
 def show(results: Sequence[dict[str, Any]]) -> None:
     """Print the comparison, then the reliability of the default setting."""
-    print(f"{'setting':26} {'limit':>5} {'emitted/round':>13} {'drafted':>8} {'accepted':>8} {'us/round':>8} {'ECE':>6}")
+    print(
+        f"{'setting':26} {'limit':>5} {'emitted/round':>13} {'drafted':>8} {'accepted':>8} {'us/round':>8} {'ECE':>6}"
+    )
     for result in results:
         error = result["expected_calibration_error"]
         print(

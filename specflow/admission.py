@@ -1,11 +1,11 @@
 """The frontier: how a policy chooses which drafted items to execute without looking ahead.
 
 Sampling stays exact only if the event "item k is sent to verification" does not depend on item k itself or on anything
-computed from it (Cheng et al., DSpark, appendix A; the classic counter-example turns a .70/.30 law into .85/.15). A policy therefore never
-receives whole drafts. It receives a :class:`Frontier`, which shows, per chain, the survival estimate of the *next* item
-only; admitting that item reveals the following estimate. A policy that insists on seeing everything may call
-:meth:`Frontier.reveal`; the draft is then marked *anticipated* and the backend verifies it with a rule that is exact
-for any way of choosing the values.
+computed from it (DSpark, arXiv:2607.05147, appendix A; the classic counter-example turns a .70/.30 law into .85/.15). A
+policy therefore never receives whole drafts. It receives a :class:`Frontier`, which shows, per chain, the survival
+estimate of the *next* item only; admitting that item reveals the following estimate. A policy that insists on seeing
+everything may call :meth:`Frontier.reveal`; the draft is then marked *anticipated* and the backend verifies it with a
+rule that is exact for any way of choosing the values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ class Frontier:
         return self._lengths[index]
 
     def available(self, index: int) -> int:
-        """How many more items of draft ``index`` can be admitted (0 once closed)."""
+        """How many more items of draft ``index`` can be admitted (0 once closed).
+
+        Use it to bound ``count``, not to judge a draft: where a draft ends may depend on the values in it, so that "is
+        it long enough?" looks ahead just as an estimate of a later item would.
+        """
         return 0 if self._closed[index] else self._sizes[index] - self._lengths[index]
 
     def survival(self, index: int) -> float | None:

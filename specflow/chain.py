@@ -108,6 +108,7 @@ class ChainLoop(Generic[ValueT]):
         _check_verdicts(verdicts, admission)
         verified = clock()
         items = await backend.commit(verdicts)
+        _check_items(items, verdicts)
         committed = clock()
         report = RoundReport(
             index=self._rounds,
@@ -140,9 +141,7 @@ def _clamped(policy: Policy, limits: Sequence[int], chains: Sequence[ChainView])
         raise BackendContractError(
             type(policy).__name__, f"returned a negative limit ({min(limits)})", "0 means plain execution"
         )
-    return [
-        limit if limit < chain.max_draft else chain.max_draft for limit, chain in zip(limits, chains, strict=True)
-    ]
+    return [min(chain.max_draft, limit) for limit, chain in zip(limits, chains, strict=True)]
 
 
 def _check_drafts(drafts: Sequence[Draft[Any]], limits: Sequence[int]) -> None:
@@ -175,4 +174,18 @@ def _check_verdicts(verdicts: Sequence[AcceptPrefix[Any]], admission: Admission)
                 "verify()",
                 f"accepted {verdict.num_accepted} items of {length} executed ones",
                 "num_accepted must lie between 0 and the admitted length",
+            )
+
+
+def _check_items(items: Sequence[Sequence[Any]], verdicts: Sequence[AcceptPrefix[Any]]) -> None:
+    if len(items) != len(verdicts):
+        raise BackendContractError(
+            "commit()", f"returned items of {len(items)} chains for {len(verdicts)}", "return one sequence per chain"
+        )
+    for emitted, verdict in zip(items, verdicts, strict=True):
+        if len(emitted) > verdict.num_accepted + 1:
+            raise BackendContractError(
+                "commit()",
+                f"emitted {len(emitted)} items where {verdict.num_accepted} were accepted",
+                "a chain emits the accepted items and one more at most",
             )

@@ -15,8 +15,8 @@ class ChainBackend(Protocol[ValueT]):
     """**Protocol:** many sequential processes whose next items can be guessed, executed in parallel and checked.
 
     The loop calls ``predict``, ``execute``, ``verify`` and ``commit`` once per round, in that order, with one entry per
-    chain in the order of :meth:`chains`. Between rounds every part of the backend's state agrees on the committed items.
-    A backend that never really waits can be driven without an event loop (:func:`specflow.chain.run_sync`).
+    chain in the order of :meth:`chains`. Between rounds every part of the backend's state agrees on the committed
+    items. A backend that never really waits can be driven without an event loop (:func:`specflow.chain.run_sync`).
     """
 
     def chains(self) -> Sequence[ChainView]:

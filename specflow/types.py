@@ -1,7 +1,8 @@
 """Frozen values that travel between the rooms of the engine.
 
 Every class here is immutable and says what happened or what is allowed; none of them acts.
-A wrong prediction is a value (:class:`AcceptPrefix` with ``num_accepted`` below the admitted length), never an exception.
+A wrong prediction is a value (:class:`AcceptPrefix` with ``num_accepted`` below the admitted length), never an
+exception.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Acceptance rules for sampled drafts, written out as exact laws in plain Python.
 
 Each rule takes the target's and the drafter's laws along one drafted block and returns every possible verdict with its
-probability, the uniform variates integrated out. They are the reference that a backend's fast, sampling implementation is
-compared with, and what :func:`specflow.testing.enumerate_law` works on. Laws must be the ones really sampled from: after
-temperature, truncation and penalties.
+probability, the uniform variates integrated out. They are the reference that a backend's fast, sampling
+implementation is compared with, and what :func:`specflow.testing.enumerate_law` works on. Laws must be the ones
+really sampled from: after temperature, truncation and penalties.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from .errors import BackendContractError
 
 Law = Sequence[float]
 """Probabilities of the items 0..V-1 at one position; they sum to 1."""
@@ -31,8 +33,9 @@ class PrefixOutcome:
 class PrefixRule(Protocol):
     """**Protocol:** the exact law of an acceptance rule.
 
-    ``target_probs`` has K + 1 laws: before each drafted item, and after the last. ``draft_probs`` has K laws, those the drafter
-    declares to have drawn from. ``values`` are the K drafted items. Outcomes of probability 0 may be left out.
+    ``target_probs`` has K + 1 laws: before each drafted item, and after the last. ``draft_probs`` has K laws, those
+    the drafter declares to have drawn from. ``values`` are the K drafted items. Outcomes of probability 0 may be left
+    out.
     """
 
     def __call__(
@@ -47,13 +50,17 @@ def token_rule(
 ) -> Sequence[PrefixOutcome]:
     """Item by item: accept x with probability min(1, target(x) / draft(x)), else draw from the positive difference.
 
-    Exact when every value was drawn from its ``draft_probs``. Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2.
+    Exact when every value was drawn from its ``draft_probs``. Leviathan et al. 2023, Algorithm 1; Chen et al. 2023,
+    Algorithm 2.
+
+    Raises:
+        BackendContractError: a value has probability 0 under its ``draft_probs``.
     """
     outcomes: list[PrefixOutcome] = []
     reached = 1.0
     for position, value in enumerate(values):
         target, draft = target_probs[position], draft_probs[position]
-        accept = min(1.0, target[value] / draft[value])
+        accept = min(1.0, _ratio(target, draft, value))
         if accept < 1.0:
             outcomes.append(PrefixOutcome(position, reached * (1.0 - accept), residual(target, draft, 1.0)))
         reached *= accept
@@ -66,11 +73,14 @@ def block_rule(
 ) -> Sequence[PrefixOutcome]:
     """The whole block at once: keep the largest prefix that passes its own independent test.
 
-    With P_0 = 1 and P_i = min(1, P_{i-1} target(x_i) / draft(x_i)), prefix i < K passes with probability S / (S + 1 - P_i) where
-    S = sum_x max(P_i target_{i+1}(x) - draft_{i+1}(x), 0), and the full block with P_K. After a prefix i < K the next item is
-    drawn from max(P_i target_{i+1} - draft_{i+1}, 0), normalised. Never accepts fewer items than the token rule on
-    average. Exact when every value was drawn from its ``draft_probs``. Sun et al. 2024, "Block Verification Accelerates Speculative
-    Decoding", Algorithm 2.
+    With P_0 = 1 and P_i = min(1, P_{i-1} target(x_i) / draft(x_i)), prefix i < K passes with probability S / (S + 1 -
+    P_i) where S = sum_x max(P_i target_{i+1}(x) - draft_{i+1}(x), 0), and the full block with P_K. After a prefix i <
+    K the next item is drawn from max(P_i target_{i+1} - draft_{i+1}, 0), normalised. Never accepts fewer items than
+    the token rule on average. Exact when every value was drawn from its ``draft_probs``. Sun et al. 2024, "Block
+    Verification Accelerates Speculative Decoding", Algorithm 2.
+
+    Raises:
+        BackendContractError: a value has probability 0 under its ``draft_probs``.
     """
     size = len(values)
     ratio = 1.0
@@ -79,7 +89,7 @@ def block_rule(
     for position in range(size + 1):
         if position:
             value = values[position - 1]
-            ratio = min(1.0, ratio * target_probs[position - 1][value] / draft_probs[position - 1][value])
+            ratio = min(1.0, ratio * _ratio(target_probs[position - 1], draft_probs[position - 1], value))
         target = target_probs[position]
         if position == size:
             passing.append(ratio)
@@ -104,9 +114,10 @@ def one_hot_rule(
 ) -> Sequence[PrefixOutcome]:
     """Accept x with probability target(x), else draw from the target without x. ``draft_probs`` are not used.
 
-    Exact for any way of choosing the values: greedy, looked up, filtered, or picked after looking ahead. Drawing from the target and
-    accepting while the draw equals the draft has the same law.
+    Exact for any way of choosing the values: greedy, looked up, filtered, or picked after looking ahead. Drawing from
+    the target and accepting while the draw equals the draft has the same law.
     """
+    del draft_probs
     outcomes: list[PrefixOutcome] = []
     reached = 1.0
     for position, value in enumerate(values):
@@ -123,3 +134,11 @@ def residual(target: Law, draft: Law, scale: float) -> tuple[float, ...]:
     excess = [max(scale * wanted - drawn, 0.0) for wanted, drawn in zip(target, draft, strict=True)]
     mass = sum(excess)
     return tuple(weight / mass for weight in excess) if mass > 0.0 else tuple(target)
+
+
+def _ratio(target: Law, draft: Law, value: int) -> float:
+    if draft[value] <= 0.0:
+        raise BackendContractError(
+            "the drafter", f"drew item {value}, which its law gives probability 0", "declare the law really drawn from"
+        )
+    return target[value] / draft[value]

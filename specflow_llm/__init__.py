@@ -5,8 +5,15 @@ from __future__ import annotations
 from .config import SamplingParams, Speculation
 from .drafters import Drafter, DrafterBase, DraftRequest, Proposal
 from .engine import Completion, Engine, EngineConfig
-from .errors import ContextLengthError, DrafterError, ModelNotFoundError, PromptError, UnsupportedModelError
-from .llm import LLM, StreamChunk
+from .errors import (
+    ContextLengthError,
+    DrafterError,
+    EngineBusyError,
+    ModelNotFoundError,
+    PromptError,
+    UnsupportedModelError,
+)
+from .llm import LLM, Stream, StreamChunk
 
 __all__ = [
     "LLM",
@@ -17,12 +24,14 @@ __all__ = [
     "DrafterBase",
     "DrafterError",
     "Engine",
+    "EngineBusyError",
     "EngineConfig",
     "ModelNotFoundError",
     "PromptError",
     "Proposal",
     "SamplingParams",
     "Speculation",
+    "Stream",
     "StreamChunk",
     "UnsupportedModelError",
 ]

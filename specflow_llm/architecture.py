@@ -1,4 +1,4 @@
-"""What a Hugging Face model is made of, as far as exact speculative decoding must know; and what is refused, by name."""
+"""What a model is made of, as far as exact speculative decoding must know; and what is refused, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from transformers import PreTrainedModel
 
 from .errors import UnsupportedModelError
 
-_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # transformers renamed it; some recurrent models kept their own
+_CACHE_ARGUMENTS = (
+    "cache",
+    "past_key_values",
+    "cache_params",
+)  # transformers renamed it; some recurrent models kept their own
 _SLOT_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "dummy"})
 _RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "moe", "mlp"})
 _RECURRENT_MODEL_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"})
@@ -67,7 +71,9 @@ def inspect_model(model: PreTrainedModel) -> Architecture:
     unknown = sorted(set(layer_types) - _SLOT_LAYERS - _RECURRENT_LAYERS)
     if unknown:
         raise UnsupportedModelError(
-            name, f"its layers of type {', '.join(unknown)} keep a state this library cannot roll back", "use another model"
+            name,
+            f"its layers of type {', '.join(unknown)} keep a state this library cannot roll back",
+            "use another model",
         )
     cache_argument = next((candidate for candidate in _CACHE_ARGUMENTS if candidate in parameters), None)
     if cache_argument is None:
@@ -82,7 +88,9 @@ def inspect_model(model: PreTrainedModel) -> Architecture:
             )
         if "position_ids" not in parameters:
             raise UnsupportedModelError(
-                name, "its forward takes no position_ids, so rows of different length cannot share a batch", "use another model"
+                name,
+                "its forward takes no position_ids, so rows of different length cannot share a batch",
+                "use another model",
             )
     return Architecture(
         name=name,
@@ -116,7 +124,8 @@ def _refuse_unsupported(name: str, model: PreTrainedModel, parameters: object) -
 
 def _switches_attention(model: PreTrainedModel, attention: str) -> bool:
     config = model.config.get_text_config(decoder=True)
-    grouped = getattr(config, "num_key_value_heads", None) not in {None, config.num_attention_heads}
+    heads = getattr(config, "num_attention_heads", None)  # some recurrent families have none
+    grouped = heads is not None and getattr(config, "num_key_value_heads", None) not in {None, heads}
     # Families that compare the implementation's name themselves (Falcon) do not support other backends, and say so.
     return attention == "sdpa" and grouped and bool(getattr(model, "_supports_attention_backend", False))
 

@@ -1,8 +1,9 @@
 """Attention over blocks with an explicit mask, without copying keys and values per query head.
 
-Transformers' SDPA path repeats keys and values for grouped queries whenever a mask is given. PyTorch's CPU kernel takes grouped queries
-directly, so on CPUs the repetition (the whole cache, every layer, every round) is avoided. Registered through transformers' own attention
-interface and switched on only while this library runs a forward: the model is left as it was found.
+Transformers' SDPA path repeats keys and values for grouped queries whenever a mask is given. PyTorch's CPU kernel
+takes grouped queries directly, so on CPUs the repetition (the whole cache, every layer, every round) is avoided.
+Registered through transformers' own attention interface and switched on only while this library runs a forward: the
+model is left as it was found.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Decoding as a block loop: implements :class:`specflow.protocols.ChainBackend` for token sequences.
 
-Invariant at the top of a round, for every row: the target holds positions 0..n-2 of the n committed ids; the last id (the anchor) is committed but
-not yet run. A round runs anchor + admitted drafts, accepts a prefix, appends one more token, and commits as many positions as tokens were emitted. Ids,
-target state, features, text, log-probabilities and figures move in :meth:`DecodingBackend.commit` and nowhere else; randomness is keyed by absolute position, so it has
+Invariant at the top of a round, for every row: the target holds positions 0..n-2 of the n committed ids; the last id
+(the anchor) is committed but not yet run. A round runs anchor + admitted drafts, accepts a prefix, appends one more
+token, and commits as many positions as tokens were emitted. Ids, target state, features, text, log-probabilities and
+figures move in :meth:`DecodingBackend.commit` and nowhere else; randomness is keyed by absolute position, so it has
 nothing to roll back.
 """
 
@@ -21,9 +22,11 @@ from .drafters.base import Drafter, DraftRequest, RowId
 from .features import FeatureRows
 from .metrics import MetricsBuilder
 from .sampling import RowSampler, TokenLogprob, top_logprobs
-from .stopping import Stop, Stopper
+from .stopping import Mark, Stop, Stopper
 from .target import Target, TargetOutput
 from .verification import verify_row
+
+_ESTIMATE_BYTES = 8  # survival estimates are Python floats
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +46,8 @@ class Row:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     features: FeatureRows = field(default_factory=lambda: FeatureRows(None))
     stop: Stop | None = None
+    failure: Exception | None = None
+    """What the request's own code (a logits processor, a stopping criterion) raised; it is not decoded any further."""
 
     @property
     def num_output(self) -> int:
@@ -66,6 +71,9 @@ class DecodingBackend:
         self._drafts: Sequence[Draft[int]] = ()
         self._admission = Admission((), ())
         self._output: TargetOutput | None = None
+        self._marks: Sequence[Mark] = ()
+        self._emitted: list[list[int]] = []
+        self._num_estimates = 0
 
     @property
     def target(self) -> Target:
@@ -127,11 +135,11 @@ class DecodingBackend:
                 raise BackendContractError(
                     f"drafter {self._drafter.name}",
                     f"returned {len(proposals)} proposals for {len(requests)} requests",
-                    "return one proposal per request, empty where there is no guess",
+                    "return one per request",
                 )
             for index, proposal in zip(wanted, proposals, strict=True):
                 self._check(proposal.token_ids, proposal.probs)
-                drafts[index] = Draft(tuple(proposal.token_ids), proposal.survival, proposal.probs)
+                drafts[index] = Draft(tuple(map(int, proposal.token_ids)), proposal.survival, proposal.probs)
         return drafts
 
     @staticmethod
@@ -148,7 +156,7 @@ class DecodingBackend:
             )
 
     async def execute(self, drafts: Sequence[Draft[int]], admission: Admission) -> TargetOutput:
-        """See :class:`specflow.protocols.ChainBackend`: one target forward over anchor and admitted drafts of every row."""
+        """See :class:`specflow.protocols.ChainBackend`: one target forward for anchors and admitted drafts."""
         vocab = self._target.architecture.vocab_size
         blocks = []
         for row, draft, length in zip(self.rows, drafts, admission.lengths, strict=True):
@@ -161,23 +169,82 @@ class DecodingBackend:
     async def verify(
         self, drafts: Sequence[Draft[int]], admission: Admission, outcome: object
     ) -> Sequence[AcceptPrefix[int]]:
-        """See :class:`specflow.protocols.ChainBackend`."""
+        """See :class:`specflow.protocols.ChainBackend`.
+
+        Stops are decided here, on tokens that are not committed yet: the user's code may raise, and then only its own
+        request ends. :meth:`discard` takes the stoppers back to where they were.
+        """
         if not isinstance(outcome, TargetOutput):
             raise BackendContractError("verify()", f"got {type(outcome).__name__}", "hand it what execute() returned")
         self._output = outcome
+        self._marks = [row.stopper.mark() for row in self.rows]
+        self._emitted = [[] for _ in self.rows]
         with torch.inference_mode():
             # One transfer for all greedy rows: the only host synchronisation of their round.
             trivial = any(row.sampler.is_trivial for row in self.rows)
-            best = outcome.logits.argmax(dim=-1).tolist() if trivial else []
+            best = outcome.logits.float().argmax(dim=-1).tolist() if trivial else []
             return [
-                self._verdict(index, draft, length, anticipated, best)
+                self._settle(index, draft, length, anticipated, best)
                 for index, (draft, length, anticipated) in enumerate(
                     zip(drafts, admission.lengths, admission.anticipated, strict=True)
                 )
             ]
 
+    def _settle(
+        self,
+        index: int,
+        draft: Draft[int],
+        length: int,
+        anticipated: bool,  # noqa: FBT001 - a fact about the draft
+        best: list[list[int]],
+    ) -> AcceptPrefix[int]:
+        """Verify one row's draft and decide what it emits. A row whose own code raises emits nothing and is marked."""
+        row = self.rows[index]
+        try:
+            if row.sampler.is_sequential:
+                return self._settle_one_by_one(index, draft.values[:length])
+            verdict = self._verdict(index, draft, length, anticipated, best)
+            tokens = [*draft.values[: verdict.num_accepted]]
+            if verdict.replacement is not None:
+                tokens.append(verdict.replacement)
+            kept, row.stop = row.stopper.accept(tokens)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the request, which hands it on
+            row.stopper.rewind(self._marks[index])
+            row.failure = error
+            return AcceptPrefix(0, None)
+        self._emitted[index] = tokens[:kept]
+        return verdict
+
+    def _settle_one_by_one(self, index: int, tokens: Sequence[int]) -> AcceptPrefix[int]:
+        """The same for a row with logits processors, which must see each emitted token once and none behind the stop.
+
+        Args:
+            index: the row.
+            tokens: its admitted draft.
+        """
+        row, output, emitted = self.rows[index], self._output, self._emitted[index]
+        if output is None:
+            return AcceptPrefix(0, None)
+        while True:
+            place = len(emitted)
+            logits = output.logits[index, place : place + 1]
+            chosen = verify_row(row.sampler, logits, [*row.token_ids, *emitted], ()).replacement
+            if chosen is None:
+                return AcceptPrefix(place, None)
+            _, row.stop = row.stopper.accept([chosen])
+            emitted.append(chosen)
+            if place == len(tokens) or tokens[place] != chosen:
+                return AcceptPrefix(place, chosen)
+            if row.stop is not None:
+                return AcceptPrefix(place + 1, None)
+
     def _verdict(
-        self, index: int, draft: Draft[int], length: int, anticipated: bool, best: list[list[int]]  # noqa: FBT001
+        self,
+        index: int,
+        draft: Draft[int],
+        length: int,
+        anticipated: bool,  # noqa: FBT001 - a fact about the draft
+        best: list[list[int]],
     ) -> AcceptPrefix[int]:
         row = self.rows[index]
         tokens = draft.values[:length]
@@ -194,19 +261,15 @@ class DecodingBackend:
 
     async def commit(self, verdicts: Sequence[AcceptPrefix[int]]) -> Sequence[Sequence[int]]:
         """See :class:`specflow.protocols.ChainBackend`: every part of a row's state moves here, together."""
-        emitted = [
-            self._commit_row(index, verdict) for index, verdict in enumerate(verdicts)
-        ]
+        emitted = [self._commit_row(index, verdict) for index, verdict in enumerate(verdicts)]
+        self._marks = ()
+        self._num_estimates = sum(len(draft.survival) for draft in self._drafts if draft.survival is not None)
         self.discard()
         return emitted
 
     def _commit_row(self, index: int, verdict: AcceptPrefix[int]) -> list[int]:
-        row, draft = self.rows[index], self._drafts[index]
-        tokens = [*draft.values[: verdict.num_accepted]]
-        if verdict.replacement is not None:
-            tokens.append(verdict.replacement)
-        kept, row.stop = row.stopper.accept(tokens)
-        tokens = tokens[:kept]
+        row, draft, tokens = self.rows[index], self._drafts[index], self._emitted[index]
+        kept = len(tokens)
         row.token_ids.extend(tokens)
         self._target.keep(index, kept)
         output = self._output
@@ -223,13 +286,18 @@ class DecodingBackend:
         return tokens
 
     def discard(self) -> None:
-        """See :class:`specflow.protocols.ChainBackend`. Nothing outside this round's own values was touched before commit."""
+        """See :class:`specflow.protocols.ChainBackend`. Before commit, stoppers are all that was touched."""
+        for row, mark in zip(self.rows, self._marks, strict=False):
+            row.stopper.rewind(mark)
+            row.stop, row.failure = None, None
         self._drafts, self._admission, self._output = (), Admission((), ()), None
+        self._marks, self._emitted = (), []
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes held, by kind of state."""
-        held = dict(self._target.state_bytes())
+        held = {"draft_weights": 0, "draft_kv": 0, **self._target.state_bytes()}
         held["hidden_states"] = sum(row.features.num_bytes for row in self.rows)
+        held["confidences"] = self._num_estimates * _ESTIMATE_BYTES
         if self._drafter is not None:
             held.update(self._drafter.state_bytes())
         return held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,12 @@ probabilities, ``block`` where the drafter gives the probabilities it sampled fr
 VERIFICATIONS: tuple[Verification, ...] = ("auto", "token", "block", "one_hot", "coupled")
 
 
-def _require(ok: bool, setting: str, value: object, expected: str) -> None:
+def _require(
+    ok: bool,  # noqa: FBT001 - the condition is what is required
+    setting: str,
+    value: object,
+    expected: str,
+) -> None:
     if not ok:
         raise InvalidSettingError(setting, value, expected)
 
@@ -30,6 +35,29 @@ def _is_int(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _items(setting: str, value: object, expected: str) -> tuple[Any, ...]:
+    """The items of a sequence setting; a string would be taken apart into its letters, so it is refused."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidSettingError(setting, value, expected)
+    return tuple(value)
+
+
+_BAD_WORDS = "a sequence of words, each a non-empty string or a non-empty sequence of token ids"
+
+
+def _bad_word(word: object) -> str | tuple[int, ...]:
+    if isinstance(word, str):
+        _require(word != "", "bad_words", word, _BAD_WORDS)
+        return word
+    ids = _items("bad_words", word, _BAD_WORDS)
+    _require(bool(ids) and all(map(_is_id, ids)), "bad_words", word, _BAD_WORDS)
+    return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +113,34 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text (they stay in the ids)."""
     speculate: bool = True
-    """False switches drafting off for this request; the tokens do not change."""
+    """False switches drafting off for this request; greedy and seeded requests give the same tokens either way."""
 
     def __post_init__(self) -> None:
-        """Validate every field and normalise ``stop`` to a tuple."""
+        """Validate every field; sequences become tuples, so that one-pass iterables and later changes do no harm."""
+        self._check_numbers()
+        for name in ("include_stop_str", "ignore_eos", "skip_special_tokens", "speculate"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        is_mapping = isinstance(self.logit_bias, Mapping)
+        _require(is_mapping, "logit_bias", self.logit_bias, "a mapping from token id to number")
+        for token, bias in self.logit_bias.items():
+            _require(_is_id(token) and _is_number(bias), "logit_bias", {token: bias}, "{token id: number}")
+        self._settle("logit_bias", dict(self.logit_bias))
+        stops = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop, "a string or strings")
+        _require(all(isinstance(stop, str) and stop for stop in stops), "stop", self.stop, "non-empty strings")
+        self._settle("stop", stops)
+        ends = _items("stop_token_ids", self.stop_token_ids, "token ids")
+        _require(all(_is_id(token) for token in ends), "stop_token_ids", self.stop_token_ids, "token ids >= 0")
+        self._settle("stop_token_ids", ends)
+        self._settle("bad_words", tuple(map(_bad_word, _items("bad_words", self.bad_words, _BAD_WORDS))))
+        for name in ("logits_processors", "stopping_criteria"):
+            found = _items(name, getattr(self, name), "a sequence of callables")
+            _require(all(map(callable, found)), name, getattr(self, name), "a sequence of callables")
+            self._settle(name, found)
+
+    def _check_numbers(self) -> None:
+        at_least_0 = "a number >= 0"
         _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer >= 1")
-        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number >= 0")
+        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, at_least_0)
         _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "an integer >= 0 (0 keeps all tokens)")
         _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
         _require(_is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", self.min_p, "a number in [0, 1)")
@@ -101,30 +151,24 @@ class SamplingParams:
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
             _require(_is_number(value) and -2 <= value <= 2, name, value, "a number in [-2, 2]")
-        for token, bias in self.logit_bias.items():
-            _require(_is_int(token) and token >= 0 and _is_number(bias), "logit_bias", {token: bias}, "{token id: number}")
-        for name in ("min_tokens",):
-            value = getattr(self, name)
-            _require(_is_int(value) and value >= 0, name, value, "an integer >= 0")
-        _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        _require(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "an integer >= 0")
+        at_most = f"at most max_tokens ({self.max_tokens})"
+        _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, at_most)
         _require(
-            self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63), "seed", self.seed, "None or an integer in [0, 2**63)"
-        )  # fmt: skip
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        _require(all(isinstance(stop, str) and stop for stop in stops), "stop", self.stop, "non-empty strings")
-        object.__setattr__(self, "stop", stops)
-        _require(
-            all(_is_int(token) and token >= 0 for token in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids >= 0"
+            self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63),
+            "seed", self.seed, "None or an integer in [0, 2**63)",
         )  # fmt: skip
         _require(
             self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= 100),
             "logprobs", self.logprobs, "None or an integer in [0, 100]",
         )  # fmt: skip
         _require(
-            self.max_time is None or (_is_number(self.max_time) and self.max_time > 0), "max_time", self.max_time, "None or seconds > 0"
+            self.max_time is None or (_is_number(self.max_time) and self.max_time > 0),
+            "max_time", self.max_time, "None or seconds > 0",
         )  # fmt: skip
-        for name in ("logits_processors", "stopping_criteria"):
-            _require(all(callable(item) for item in getattr(self, name)), name, getattr(self, name), "callables")
+
+    def _settle(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -151,8 +195,8 @@ class Speculation:
     max_draft_tokens: int = 8
     """Most tokens drafted per request and round; 0 is plain decoding."""
     policy: Any = "adaptive"
-    """``"adaptive"`` (chooses lengths by measured cost and live acceptance, zero included), ``"fixed"``, or any object that
-    implements :class:`specflow.protocols.Policy`."""
+    """``"adaptive"`` (chooses lengths by measured cost and live acceptance, zero included), ``"fixed"``, or any
+    object that implements :class:`specflow.protocols.Policy`."""
     verification: Verification = "auto"
     """Acceptance rule for sampled requests."""
 
@@ -162,8 +206,7 @@ class Speculation:
             _is_int(self.max_draft_tokens) and 0 <= self.max_draft_tokens <= 256,
             "max_draft_tokens", self.max_draft_tokens, "an integer in [0, 256]",
         )  # fmt: skip
-        _require(
-            not isinstance(self.policy, str) or self.policy in {"adaptive", "fixed"},
-            "policy", self.policy, "'adaptive', 'fixed' or a Policy object",
-        )  # fmt: skip
+        known = isinstance(self.policy, str) and self.policy in {"adaptive", "fixed"}
+        own = all(callable(getattr(self.policy, method, None)) for method in ("limits", "admit", "observe"))
+        _require(known or own, "policy", self.policy, "'adaptive', 'fixed' or a Policy object")
         _require(self.verification in VERIFICATIONS, "verification", self.verification, f"one of {VERIFICATIONS}")

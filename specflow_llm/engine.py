@@ -1,6 +1,7 @@
 """Requests in, tokens out: admission of waiting requests, one round at a time, stops, deadlines and cancellation.
 
-Continuous batching: requests join between rounds as rows become free, and each row accepts its own number of tokens every round.
+Continuous batching: requests join between rounds as rows become free, and each row accepts its own number of tokens
+every round.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .backend import DecodingBackend, Row
 from .config import SamplingParams, Verification
 from .detokenizer import Decoder, Detokenizer
 from .drafters.base import Drafter, RowId
-from .errors import ContextLengthError, PromptError
+from .errors import ContextLengthError, EngineBusyError, PromptError
 from .metrics import MetricsBuilder, RequestMetrics
 from .sampling import RowSampler, Rule, TokenLogprob
 from .stopping import FinishReason, Stop, Stopper
@@ -43,8 +44,8 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None
     """One entry per generated id, where asked for."""
     seed: int
-    """The seed used: the request's own, or the one drawn for it. Repeating the request with it repeats its tokens, unless ``mode`` is
-    ``distribution``: then the drafter and the batch's policy take part in the draw."""
+    """The seed used: the request's own, or the one drawn for it. Repeating the request with it repeats its tokens,
+    unless ``mode`` is ``distribution``: then the drafter and the batch's policy take part in the draw."""
     mode: Mode
     """How the result relates to plain decoding: the same tokens, or the same distribution."""
     metrics: RequestMetrics
@@ -60,7 +61,10 @@ class Update:
     text: str
     """Newly settled text: never half a character, never part of a stop string that is forming."""
     completion: Completion | None
-    """Present on the request's last update."""
+    """Present on the request's last update, unless it failed."""
+    error: Exception | None = None
+    """What the request's own logits processor or stopping criterion raised. The request is over and freed; others are
+    not affected."""
 
 
 @dataclass(slots=True)
@@ -113,6 +117,9 @@ class Engine:
         self._waiting: deque[_Waiting] = deque()
         self._deadlines: dict[RowId, float] = {}
         self._cancelled: set[RowId] = set()
+        self._undelivered: list[Update] = []
+        self._is_stepping = False
+        self._abandoned: list[RowId] = []
         self._next_id = 0
 
     @property
@@ -148,11 +155,15 @@ class Engine:
     def _row(self, row_id: RowId, token_ids: list[int], params: SamplingParams, index: int) -> Row:
         architecture = self._backend.target.architecture
         if not token_ids:
-            raise PromptError(index, "it is empty", "give at least one token, for example the beginning-of-sequence token")
+            raise PromptError(
+                index, "it is empty", "give at least one token, for example the beginning-of-sequence token"
+            )
         wrong = next((token for token in token_ids if not 0 <= token < architecture.vocab_size), None)
         if wrong is not None:
             raise PromptError(
-                index, f"token id {wrong} is outside the model's vocabulary of {architecture.vocab_size}", "use this model's tokenizer"
+                index,
+                f"token id {wrong} is outside the model's vocabulary of {architecture.vocab_size}",
+                "use this model's tokenizer",
             )
         if params.stop_strings and self._tokenizer is None:
             raise PromptError(index, "stop strings need a tokenizer", "load the model with one, or use stop_token_ids")
@@ -194,15 +205,18 @@ class Engine:
     def _rule(self, params: SamplingParams) -> Rule:
         """The best exact rule for the drafter.
 
-        Matching gives the plain run's own tokens, and accepts a token that was not drawn from a known law as often as any exact rule can.
-        A drafter that gives the probabilities it drew from is accepted more often by block verification.
+        Matching gives the plain run's own tokens, and accepts a token that was not drawn from a known law as often as
+        any exact rule can. A drafter that gives the probabilities it drew from is accepted more often by block
+        verification.
         """
         if params.is_greedy:
             return "greedy"
         if self._config.verification != "auto":
             return self._config.verification
         drafter = self._backend.drafter
-        matches = drafter is None or not drafter.gives_probs or params.seed is not None or bool(params.logits_processors)
+        matches = (
+            drafter is None or not drafter.gives_probs or params.seed is not None or bool(params.logits_processors)
+        )
         return "coupled" if matches else "block"
 
     def _bad_word_ids(self, params: SamplingParams, index: int) -> list[list[int]]:
@@ -218,30 +232,54 @@ class Engine:
         return words
 
     def cancel(self, request_id: RowId) -> None:
-        """End a request at the next step; what it has generated is returned. Unknown and finished requests are ignored."""
+        """End a request at the next step, which returns what it has. Unknown and finished requests are ignored."""
         self._cancelled.add(request_id)
 
     def step(self) -> list[Update]:
         """Admit waiting requests, run one round, and report what it did for each request.
 
-        If anything raises, no round was half done: every unfinished request is as it was before.
+        If anything raises, no round was half done: every unfinished request is as it was before. What the code of one
+        request raises (its logits processors and stopping criteria) ends that request only; see :attr:`Update.error`.
+
+        Raises:
+            EngineBusyError: a step is running already.
         """
-        updates = self._expire()
+        if self._is_stepping:
+            raise EngineBusyError
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+            while self._abandoned:
+                self.withdraw(self._abandoned.pop())
+
+    def _step(self) -> list[Update]:
+        updates = [*self._undelivered, *self._expire()]
+        self._undelivered = updates  # of requests that are gone already: they must not be lost if the round raises
         self._admit()
-        if not self._backend.rows:
-            return updates
         result = run_sync(self._loop.round())
+        self._undelivered = []
         if result is None:
             return updates
-        rows = list(self._backend.rows)
-        for row, tokens in zip(rows, result.items, strict=True):
+        for row, tokens in zip(list(self._backend.rows), result.items, strict=True):
             row.metrics.add_seconds(result.report.seconds)
+            if row.failure is not None:
+                self._drop(row)
+                updates.append(Update(row.row_id, (), "", None, row.failure))
+                continue
             completion = self._finish(row, row.stop) if row.stop is not None else None
             updates.append(Update(row.row_id, tuple(tokens), row.stopper.take_delta(), completion))
         return updates
 
     def withdraw(self, request_id: RowId) -> None:
-        """Drop a request now, without an update, and free its state. Unknown and finished requests are ignored."""
+        """Drop a request now, without an update, and free its state. Unknown and finished requests are ignored.
+
+        Called during a step (an abandoned stream can be collected at any time) it takes effect when the step is over.
+        """
+        if self._is_stepping:
+            self._abandoned.append(request_id)
+            return
         for item in list(self._waiting):
             if item.row.row_id == request_id:
                 self._waiting.remove(item)
@@ -290,9 +328,12 @@ class Engine:
     def _finish(self, row: Row, stop: Stop) -> Completion:
         row.stopper.finish()
         completion = self._completion(row, stop)
+        self._drop(row)
+        return completion
+
+    def _drop(self, row: Row) -> None:
         self._backend.remove(row.row_id)
         self._deadlines.pop(row.row_id, None)
-        return completion
 
     def _completion(self, row: Row, stop: Stop) -> Completion:
         return Completion(

@@ -9,11 +9,14 @@
     ├── ModelNotFoundError       no such path, hub id or built-in model
     ├── UnsupportedModelError    this architecture cannot be decoded exactly here, and why
     └── DrafterError             this drafter cannot serve this target, and why
+
+    MisuseError
+    └── EngineBusyError          step() was called while a step was running: from a callback, or another thread
 """
 
 from __future__ import annotations
 
-from specflow.errors import DefinitionError
+from specflow.errors import DefinitionError, MisuseError
 
 
 class PromptError(DefinitionError):
@@ -67,3 +70,14 @@ class DrafterError(DefinitionError):
         self.reason = reason
         self.remedy = remedy
         super().__init__(f"drafter {drafter}: {reason}; {remedy}")
+
+
+class EngineBusyError(MisuseError):
+    """An engine was stepped while a step was running."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the engine is inside a step already; it serves one caller at a time. "
+            "Do not generate from a logits processor, stopping criterion or observer of the same LLM, "
+            "and give each thread its own LLM or a lock"
+        )

@@ -48,12 +48,17 @@ class FeatureTaps:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self._modules: dict[int, nn.Module] = {}
+        self._empty: torch.Tensor | None = None
         if layers:
+            width = int(model.config.get_text_config(decoder=True).hidden_size) * len(set(layers))
+            self._empty = torch.empty(0, width, dtype=model.dtype, device=model.device)
             stack = _decoder_layers(model)
             for layer in layers:
                 if not 0 <= layer < len(stack):
                     raise DrafterError(
-                        "features", f"layer {layer} was asked for, but the target has layers 0..{len(stack) - 1}", "choose others"
+                        "features",
+                        f"layer {layer} was asked for, but the target has layers 0..{len(stack) - 1}",
+                        "choose others",
                     )
                 self._modules[layer] = stack[layer]
 
@@ -61,19 +66,16 @@ class FeatureTaps:
     def recording(self) -> Iterator[TappedStates]:
         """Hook the layers for the duration of one forward."""
         tapped = TappedStates()
-        handles = [
-            module.register_forward_hook(_recorder(tapped, layer)) for layer, module in self._modules.items()
-        ]
+        handles = [module.register_forward_hook(_recorder(tapped, layer)) for layer, module in self._modules.items()]
         try:
             yield tapped
         finally:
             for handle in handles:
                 handle.remove()
 
-    @staticmethod
-    def join(pieces: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """[n, F] features of consecutive chunks; None without any."""
-        return torch.cat(list(pieces)) if pieces else None
+    def join(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """[n, F] features of consecutive chunks, n = 0 where there are none; None without taps."""
+        return torch.cat(list(pieces)) if pieces else self._empty
 
 
 def _recorder(tapped: TappedStates, layer: int) -> Any:
@@ -90,7 +92,9 @@ def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return child
-    raise DrafterError("features", f"no stack of {count} decoder layers found in {type(model).__name__}", "use another target")
+    raise DrafterError(
+        "features", f"no stack of {count} decoder layers found in {type(model).__name__}", "use another target"
+    )
 
 
 class FeatureRows:

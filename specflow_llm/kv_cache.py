@@ -1,8 +1,9 @@
 """The slot cache: rows x capacity with a length per row, usable by unmodified Hugging Face models.
 
-Every request owns one row. A forward writes the keys and values of a block at the row's own positions, right after its committed
-length; attention sees the used prefix through an explicit mask. Rolling back rejected tokens is *not raising the length*: nothing is
-copied, on acceptance or rejection, and the next block overwrites what was rejected. Storage grows by doubling, so growth is amortised O(1) a token.
+Every request owns one row. A forward writes the keys and values of a block at the row's own positions, right after
+its committed length; attention sees the used prefix through an explicit mask. Rolling back rejected tokens is *not
+raising the length*: nothing is copied, on acceptance or rejection, and the next block overwrites what was rejected.
+Storage grows by doubling, so growth is amortised O(1) a token.
 
 Letters in shapes: B rows in a block, T block width, L used length, C capacity, H key-value heads, D head size.
 """
@@ -46,6 +47,9 @@ class BlockPlan:
     """[B, T] position each query writes to, padding to the scratch slot; None when all rows write one common range."""
 
 
+_NO_BLOCK = BlockPlan(0, (), (), 0, 0, None)
+
+
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values, [rows, H, capacity + 1, D]; the last position is scratch for padding queries."""
 
@@ -56,7 +60,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner = owner
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate zeroed storage for the owner's current size; zeros, because masked garbage must at least be finite."""
+        """Allocate storage for the owner's current size; zeros, because masked garbage must at least be finite."""
         rows, capacity = self._owner.num_rows, self._owner.capacity
         self.keys = key_states.new_zeros(rows, key_states.shape[1], capacity + 1, key_states.shape[3])
         self.values = value_states.new_zeros(rows, value_states.shape[1], capacity + 1, value_states.shape[3])
@@ -95,6 +99,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         new[:kept_rows, :, :kept] = old[:kept_rows, :, :kept]
         return new
 
+    @torch.inference_mode()  # storage that grew during a forward may only be written in this mode
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy ``length`` committed positions of one row over another."""
         if self.is_initialized:
@@ -134,7 +139,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         capacity: positions per row to allocate first.
         max_capacity: positions a row may ever hold (the model's context), or None.
 
-    Rows are kept compact by the caller: a block always covers a contiguous range of rows, so that attention gets views, never copies.
+    Rows are kept compact by the caller: a block always covers a contiguous range of rows, so that attention gets
+    views, never copies.
     """
 
     def __init__(self, num_layers: int, *, rows: int = 1, capacity: int = 256, max_capacity: int | None = None) -> None:
@@ -143,7 +149,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.max_capacity = max_capacity
         self.lengths = [0] * rows
         """Committed positions per row."""
-        self.plan = BlockPlan(0, (0,), (0,), 0, 0, None)
+        self.plan = _NO_BLOCK
         self._row_index: torch.Tensor | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
@@ -159,6 +165,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Make sure ``rows`` rows exist."""
         if rows > self.num_rows:
             self._resize(max(rows, 2 * self.num_rows), self.capacity)
+
+    def _require_row(self, row: int) -> None:
+        if not 0 <= row < self.num_rows:
+            raise SlotError(row, f"does not exist; {self.num_rows} rows are allocated")
 
     def _reserve_capacity(self, needed: int, row: int) -> None:
         if needed <= self.capacity:
@@ -201,34 +211,46 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self.plan
 
     def advance(self, row: int, count: int) -> None:
-        """Commit the first ``count`` positions of the row's last block; the rest of the block is rolled back by omission.
+        """Commit the first ``count`` positions of the row's last block; the rest is rolled back by omission.
 
         Raises:
-            SlotError: the last block did not write that many positions to this row.
+            SlotError: the last block did not write that many positions to this row, or rows were moved since.
         """
+        self._require_row(row)
         index = row - self.plan.first_row
-        written = self.plan.widths[index] if 0 <= index < len(self.plan.widths) else 0
-        if not 0 <= count <= written or self.lengths[row] != self.plan.starts[index]:
-            raise SlotError(row, f"cannot commit {count} positions; the last block wrote {written} that are not committed yet")
+        planned = 0 <= index < len(self.plan.widths)
+        written = self.plan.widths[index] if planned else 0
+        if not planned or not 0 <= count <= written or self.lengths[row] != self.plan.starts[index]:
+            raise SlotError(
+                row, f"cannot commit {count} positions; the last block wrote {written} that are not committed yet"
+            )
         self.lengths[row] += count
 
     def truncate(self, row: int, length: int) -> None:
         """Lower a row's committed length.
 
         Raises:
-            SlotError: the row is shorter than that.
+            SlotError: the row is shorter than that, or does not exist.
         """
+        self._require_row(row)
         if not 0 <= length <= self.lengths[row]:
             raise SlotError(row, f"cannot be cut to {length} positions; it holds {self.lengths[row]}")
         self.lengths[row] = length
 
     def move_row(self, source: int, target: int) -> None:
-        """Replace row ``target`` by row ``source``, which becomes empty. Used when a request leaves a hole."""
+        """Replace row ``target`` by row ``source``, which becomes empty. Used when a request leaves a hole.
+
+        Raises:
+            SlotError: one of the rows does not exist.
+        """
+        self._require_row(source)
+        self._require_row(target)
         if source != target:
             for layer in self.layers:
                 layer.move_row(source, target, self.lengths[source])
             self.lengths[target] = self.lengths[source]
         self.lengths[source] = 0
+        self.plan = _NO_BLOCK  # what the last block wrote no longer stands where the plan says
 
     @property
     def allocated_bytes(self) -> int:

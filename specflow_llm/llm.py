@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specflow.errors import InvalidSettingError
 from specflow.policies import Adaptive, Fixed
 from specflow.protocols import Observer, Policy
 
@@ -28,6 +30,8 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 """Text, token ids, or chat messages (``{"role": ..., "content": ...}``)."""
 
+_KINDS = "give text, a list of token ids, or a list of chat messages"
+
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
@@ -39,18 +43,51 @@ class StreamChunk:
     """The whole completion, on the last chunk."""
 
 
+class Stream:
+    """The pieces of one completion, as they are settled.
+
+    Closing it, leaving its ``with`` block or dropping it cancels the request and frees its state.
+    """
+
+    def __init__(self, chunks: Iterator[StreamChunk], close: Callable[[], None]) -> None:
+        self._chunks = chunks
+        self._close = close
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StreamChunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Cancel the request, unless it is finished."""
+        self._close()
+        self._chunks = iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class LLM:
     """A causal language model that decodes speculatively, with the same output as plain decoding.
 
     Args:
         model: the built-in demo model's name, a folder, a ``.gguf`` file, a hub id, or a loaded ``PreTrainedModel``.
         tokenizer: ``"auto"`` takes the model's own; None means ids in, ids out; or a tokenizer, or its path or id.
-        dtype: ``"auto"`` is the checkpoint's (float32 on CPUs without bfloat16 instructions), or a torch dtype or its name.
+        dtype: ``"auto"`` is the checkpoint's (float32 on CPUs without bfloat16 instructions), or a torch dtype or its
+            name.
         device: ``"auto"`` is the first GPU, else the CPU.
         speculation: whether and how to draft ahead; None decodes plainly.
         max_batch_size: most requests decoded together; the rest wait their turn.
         prefill_chunk: prompt tokens per forward.
-        pack: move float32 linear layers to a CPU layout in which short blocks are cheap. None does so for models loaded here, and never to a model handed in.
+        pack: move float32 linear layers to a CPU layout in which short blocks are cheap. None does so for models
+            loaded here, and never to a model handed in.
         check_model: compare the model with itself through the rollback state before any work.
         observers: told about every round.
         notify: told about loading steps that take long.
@@ -61,7 +98,7 @@ class LLM:
         DrafterError: the drafter cannot serve this target.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings of one object, all but the first by keyword
         self,
         model: str | os.PathLike[str] | PreTrainedModel = DEMO_MODEL,
         *,
@@ -146,28 +183,32 @@ class LLM:
                 for request in requests:
                     for update in self._take(request):
                         on_update(update)
+                        if update.error is not None:
+                            raise update.error
                         if update.completion is not None:
                             done[request] = update.completion
         finally:
             self._forget(requests)
         return [done[request] for request in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Complete one prompt, yielding text as soon as it is settled.
 
-        Several streams may be read in turns. Closing the iterator early cancels the request.
+        Several streams may be read in turns. Closing or dropping the stream early cancels the request.
 
         Raises:
             PromptError: the prompt cannot be decoded.
             ContextLengthError: the prompt is too long.
         """
         request = self._submit(self.encode(prompt), params or SamplingParams(), 0)
-        return self._chunks(request)
+        return Stream(self._chunks(request), lambda: self._forget([request]))
 
     def _chunks(self, request: RowId) -> Iterator[StreamChunk]:
         try:
             while True:
                 for update in self._take(request):
+                    if update.error is not None:
+                        raise update.error
                     if update.text or update.token_ids or update.completion is not None:
                         yield StreamChunk(update.text, update.token_ids, update.completion)
                     if update.completion is not None:
@@ -205,27 +246,33 @@ class LLM:
         """Token ids of a prompt.
 
         Raises:
-            PromptError: it is neither text, ids nor chat messages, or it needs a tokenizer (or chat template) that is not there.
+            PromptError: it is neither text, ids nor chat messages, or it needs a tokenizer (or chat template) that is
+                not there.
         """
+        if isinstance(prompt, (bytes, bytearray)):
+            raise PromptError(index, "it is bytes", "decode it to text, or give a list of token ids")
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise PromptError(index, "text needs a tokenizer", "load the model with one, or give token ids")
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
             return ids
-        items = list(prompt)
+        items = _items(prompt, index)
         if items and all(isinstance(item, Mapping) for item in items):
             return self._encode_chat(items, index)
-        try:
-            return [_token_id(item) for item in items]
-        except TypeError:
-            raise PromptError(
-                index, f"it is a {type(prompt).__name__} of {type(items[0]).__name__}", "give text, token ids or chat messages"
-            ) from None
+        return [_token_id(item, index) for item in items]
 
     def _encode_chat(self, messages: list[Any], index: int) -> list[int]:
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise PromptError(index, "chat messages need a tokenizer with a chat template", "give text or token ids instead")
-        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+            raise PromptError(
+                index, "chat messages need a tokenizer with a chat template", "give text or token ids instead"
+            )
+        if not all("role" in message for message in messages):
+            raise PromptError(
+                index, "a chat message has no 'role'", "give messages like {'role': 'user', 'content': 'some text'}"
+            )
+        encoded = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
         ids: list[int] = encoded["input_ids"]
         return ids
 
@@ -234,32 +281,53 @@ class LLM:
         return ids
 
     def _batch(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str):
+        if isinstance(prompts, (str, bytes, bytearray)):
             return [prompts]
-        items: list[Any] = list(prompts)
-        single = bool(items) and not isinstance(items[0], str) and (isinstance(items[0], Mapping) or not isinstance(items[0], Sequence))
-        if single and not isinstance(items[0], torch.Tensor):
-            return [items]
-        return [item.tolist() if isinstance(item, torch.Tensor) else item for item in items]
+        items = _items(prompts, 0)
+        # Ids or messages are one prompt; texts, lists of ids and lists of messages are prompts.
+        is_one = bool(items) and not isinstance(items[0], Sequence)
+        return [items] if is_one else items
 
 
-def _token_id(item: Any) -> int:
-    if isinstance(item, bool):
-        raise TypeError(item)
-    return operator.index(item)
+def _items(values: Any, index: int) -> list[Any]:
+    """The items of a list, tensor or array, and tensors and arrays among them as lists."""
+    values = _without_arrays(values)
+    # Iterating over a mapping, one chat message for example, would take its keys for prompts.
+    if isinstance(values, Mapping) or not isinstance(values, Iterable):
+        raise PromptError(index, f"it is of type {type(values).__name__}", _KINDS)
+    return [_without_arrays(item) for item in values]
+
+
+def _without_arrays(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value
+
+
+def _token_id(item: Any, index: int) -> int:
+    if not isinstance(item, (bool, float)):
+        try:
+            return operator.index(item)
+        except TypeError:
+            pass
+    raise PromptError(index, f"it holds {item!r}, which is not a token id", _KINDS)
 
 
 def _settings(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     settings = list(params)
+    if not all(isinstance(setting, SamplingParams) for setting in settings):
+        raise InvalidSettingError("params", params, "a SamplingParams, or a list of them with one per prompt")
     if len(settings) != count:
-        raise PromptError(len(settings), f"{count} prompts came with {len(settings)} SamplingParams", "give one for all, or one per prompt")
+        raise PromptError(
+            len(settings),
+            f"{count} prompts came with {len(settings)} SamplingParams",
+            "give one for all, or one per prompt",
+        )
     return settings
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    """End-of-sequence ids as ``generate`` takes them: the generation config's, else the config's, else the tokenizer's."""
+    """End-of-sequence ids where ``generate`` finds them: generation config, else config, else tokenizer."""
     for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
         value = getattr(source, "eos_token_id", None)
         if value is not None:

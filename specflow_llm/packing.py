@@ -1,9 +1,10 @@
 """Prepacked linear layers for float32 inference on CPUs.
 
-Verifying a block of drafted tokens multiplies each weight matrix by a handful of rows. PyTorch's ``F.linear`` hands such shapes to a
-BLAS that re-packs the whole weight on every call, so that 2 tokens can cost twice as much as 1. oneDNN keeps the weight in its own
-blocked layout instead; a product with 8 rows then costs about as much as with 1, which is what speculation lives on.
-The arithmetic is float32 either way; sums are taken in another order, as they are between any two batch sizes.
+Verifying a block of drafted tokens multiplies each weight matrix by a handful of rows. PyTorch's ``F.linear`` hands
+such shapes to a BLAS that re-packs the whole weight on every call, so that 2 tokens can cost twice as much as 1.
+oneDNN keeps the weight in its own blocked layout instead; a product with 8 rows then costs about as much as with 1,
+which is what speculation lives on. The arithmetic is float32 either way; sums are taken in another order, as they are
+between any two batch sizes.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def can_pack(model: nn.Module) -> bool:
 def pack_linears(model: nn.Module) -> int:
     """Replace the model's ``nn.Linear`` layers by packed ones, in place; returns how many.
 
-    A weight that another module shares (an output head tied to the embedding) is duplicated, because a lookup needs the plain layout.
-    Subclasses of ``nn.Linear`` (quantised, parametrised) are left alone.
+    A weight that another module shares (an output head tied to the embedding) is duplicated, because a lookup needs
+    the plain layout. Subclasses of ``nn.Linear`` (quantised, parametrised) are left alone.
     """
     replaced = 0
     for parent in list(model.modules()):
@@ -73,3 +74,11 @@ def pack_linears(model: nn.Module) -> int:
                 setattr(parent, name, PackedLinear(child))
                 replaced += 1
     return replaced
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights, packed layers included; a weight shared by two modules counts once."""
+    packed = sum(
+        module.in_features * module.out_features * 4 for module in model.modules() if isinstance(module, PackedLinear)
+    )
+    return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

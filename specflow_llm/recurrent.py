@@ -1,9 +1,10 @@
 """The target for recurrent and hybrid models: rows roll back by snapshot and replay.
 
-A recurrent layer folds its past into a fixed-size state, so a rejected token cannot be removed from it. Each slot therefore keeps the state
-as of its last fully kept block (the snapshot) and the committed tokens since then (the backlog). The next block runs backlog + anchor + drafts from
-a copy of the snapshot in one forward; a block kept in full becomes the new snapshot. A long backlog is replayed once, in a forward of its own.
-Padding would pollute such a state, so slots are run one after the other.
+A recurrent layer folds its past into a fixed-size state, so a rejected token cannot be removed from it. Each slot
+therefore keeps the state as of its last fully kept block (the snapshot) and the committed tokens since then (the
+backlog). The next block runs backlog + anchor + drafts from a copy of the snapshot in one forward; a block kept in
+full becomes the new snapshot. A long backlog is replayed once, in a forward of its own. Padding would pollute such a
+state, so slots are run one after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixi
 
 from .architecture import Architecture
 from .features import FeatureTaps
+from .kv_cache import SlotError
+from .packing import weight_bytes
 from .target import DEFAULT_PREFILL_CHUNK, TargetOutput
 
 _MAX_BACKLOG = 8  # beyond this many tokens one replay forward is cheaper than carrying them along
@@ -38,7 +41,8 @@ class _Slot:
 def clone_cache(cache: DynamicCache) -> DynamicCache:
     """A copy that can be run on without changing the original.
 
-    Recurrent states are updated in place by transformers and are cloned; keys and values are replaced by concatenation and can be shared.
+    Recurrent states are updated in place by transformers and are cloned; keys and values are replaced by
+    concatenation and can be shared.
     """
     twin = copy.copy(cache)
     twin.layers = [_clone_layer(layer) for layer in cache.layers]
@@ -66,7 +70,8 @@ class RecurrentTarget:
         architecture: as read by :func:`specflow_llm.architecture.inspect_model`.
         feature_layers: decoder layers whose outputs are returned with the logits.
         prefill_chunk: prompt tokens per forward.
-        one_by_one: run tokens in single-token forwards. For models whose multi-token continuation from a state is not exact in the installed
+        one_by_one: run tokens in single-token forwards. For models whose multi-token continuation from a state is not
+            exact in the installed
             transformers; exact, but speculation cannot gain anything.
     """
 
@@ -86,6 +91,7 @@ class RecurrentTarget:
         self._taps = FeatureTaps(model, feature_layers)
         self._chunk = 1 if one_by_one else prefill_chunk
         self._slots: list[_Slot] = []
+        self._weight_bytes = weight_bytes(model)
 
     def open(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
         """See :class:`specflow_llm.target.Target`."""
@@ -93,9 +99,10 @@ class RecurrentTarget:
         for prompt in prompts:
             cache = DynamicCache(config=self._model.config)
             body = list(prompt[:-1])
-            features.append(self._run(cache, body, 1).features if body else None)
+            run = self._run(cache, body, last_logits_only=True).features if body else None
+            features.append(self._taps.join([] if run is None else [run[0]]))
             self._slots.append(_Slot(cache))
-        return [None if rows is None else rows[0] for rows in features]
+        return features
 
     def forward(self, blocks: Sequence[Sequence[int]]) -> TargetOutput:
         """See :class:`specflow_llm.target.Target`."""
@@ -110,35 +117,42 @@ class RecurrentTarget:
 
     def _forward_slot(self, slot: _Slot, block: Sequence[int]) -> TargetOutput:
         if len(slot.backlog) > _MAX_BACKLOG:
-            self._run(slot.snapshot, slot.backlog, 1)
-            slot.backlog = []
+            replayed = clone_cache(slot.snapshot)  # a forward that raises halfway must not have touched the snapshot
+            self._run(replayed, slot.backlog, last_logits_only=True)
+            slot.snapshot, slot.backlog = replayed, []
         slot.block = list(block)
         slot.trial = clone_cache(slot.snapshot)
-        return self._run(slot.trial, slot.backlog + slot.block, len(block))
+        output = self._run(slot.trial, slot.backlog + slot.block, last_logits_only=False)
+        own = slice(-len(block), None)  # what stands before it belongs to the backlog
+        return TargetOutput(output.logits[:, own], None if output.features is None else output.features[:, own])
 
     @torch.inference_mode()
-    def _run(self, cache: DynamicCache, tokens: Sequence[int], keep: int) -> TargetOutput:
-        """Continue ``cache`` by ``tokens``; logits and features of the last ``keep`` tokens (features of all when ``keep`` is 1)."""
+    def _run(self, cache: DynamicCache, tokens: Sequence[int], *, last_logits_only: bool) -> TargetOutput:
+        """Continue ``cache`` by ``tokens``; features, and logits where all are asked for, cover every one of them."""
         arch = self.architecture
+        limit = {"logits_to_keep": 1} if last_logits_only and arch.can_limit_logits else {}
         logits: list[torch.Tensor] = []
         pieces: list[torch.Tensor] = []
         for begin in range(0, len(tokens), self._chunk):
             ids = torch.tensor([list(tokens[begin : begin + self._chunk])], device=self._device)
             with self._taps.recording() as tapped:
-                output = self._model(**{"input_ids": ids, arch.cache_argument: cache, "use_cache": True})
+                output = self._model(**{"input_ids": ids, arch.cache_argument: cache, "use_cache": True, **limit})
             self.num_forwards += 1
             logits.append(output.logits)
             features = tapped.features()
             if features is not None:
                 pieces.append(features)
-        joined = torch.cat(pieces, dim=1) if pieces else None
-        if joined is not None and keep > 1:
-            joined = joined[:, -keep:]
-        return TargetOutput(torch.cat(logits, dim=1)[:, -keep:], joined)
+        return TargetOutput(torch.cat(logits, dim=1), torch.cat(pieces, dim=1) if pieces else None)
 
     def keep(self, slot: int, count: int) -> None:
-        """See :class:`specflow_llm.target.Target`."""
+        """See :class:`specflow_llm.target.Target`.
+
+        Raises:
+            SlotError: the last block has fewer positions that are not committed yet.
+        """
         state = self._slots[slot]
+        if not 0 <= count <= len(state.block):
+            raise SlotError(slot, f"cannot commit {count} positions of a block of {len(state.block)}")
         if count == len(state.block) and state.trial is not None:
             state.snapshot = state.trial
             state.backlog = []
@@ -160,8 +174,10 @@ class RecurrentTarget:
             for layer in slot.snapshot.layers:
                 for value in vars(layer).values():
                     tensors = value.values() if isinstance(value, dict) else (value,)
-                    total += sum(item.numel() * item.element_size() for item in tensors if isinstance(item, torch.Tensor))
-        return {"target_state": total}
+                    total += sum(
+                        item.numel() * item.element_size() for item in tensors if isinstance(item, torch.Tensor)
+                    )
+        return {"target_weights": self._weight_bytes, "target_kv": total}
 
 
 def _padded(rows: torch.Tensor, width: int) -> torch.Tensor:

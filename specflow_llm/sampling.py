@@ -122,6 +122,7 @@ def gumbel_rows(
     low = [[_signed32(key & 0xFFFFFFFF)] for key in keys]
     high = [[_signed32(key >> 32 | 1)] for key in keys]
     words = torch.tensor([low, high], dtype=torch.int32).to(device, non_blocking=True)
+    # Each step is invertible (the factor is odd), so no two entries of a row start from equal words.
     bits = _mix32((_mixed_indices(vocab_size, device) ^ words[0]).mul_(words[1]))
     # Rounding takes the largest word to 2**31, so the factor keeps u below 1.
     values = torch.add(bits.bitwise_and_(0x7FFFFFFF), 0.5).mul_(-(2.0**-31) * (1.0 - 2.0**-24))
@@ -271,9 +272,8 @@ class _TokenCounts:
         """
         self._update(history)
         known = self._as_tensors.shape[1]
-        fresh = dict.fromkeys(
-            token for token in extra if 0 <= token < self._vocab_size and token not in self._in_output
-        )
+        valid = (token for token in extra if 0 <= token < self._vocab_size and token not in self._column)
+        fresh = {token: known + column for column, token in enumerate(dict.fromkeys(valid))}
         ids = torch.cat((self._as_tensors[0], torch.tensor([*fresh], dtype=torch.int64)))
         seen = torch.zeros((num_rows, len(ids)), dtype=torch.bool)
         counts = torch.zeros((num_rows, len(ids)), dtype=torch.int64)

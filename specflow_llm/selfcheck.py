@@ -1,12 +1,14 @@
 """Proof, at load time, that this model decodes exactly through this library's state.
 
-A model class may read positions or masks in a way nobody foresaw. Rather than trusting a list of names, the target is run on two short ragged
-rows, through chunked prefill, a block with rejected tokens and another block after the rollback, and its logits are compared with plain
-forwards of the same model without any cache. A model that disagrees is refused before any work starts.
+A model class may read positions or masks in a way nobody foresaw. Rather than trusting a list of names, the target is
+run on two short ragged rows, through chunked prefill, a block with rejected tokens and another block after the
+rollback, and its logits are compared with plain forwards of the same model without any cache. A model that disagrees
+is refused before any work starts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,14 +19,21 @@ from .errors import UnsupportedModelError
 from .recurrent import RecurrentTarget
 from .target import SlotTarget, Target
 
-# Largest logit difference allowed, in standard deviations of the logits. A wrong mask or position moves logits by about one; 16-bit rounding by
-# a few hundredths, float32 rounding by millionths.
+# Largest logit difference allowed, in standard deviations of the logits. A wrong mask or position moves logits by
+# about one; 16-bit rounding by a few hundredths, float32 rounding by millionths.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _TOLERANCE_16_BIT = 0.25
+_FLAT = 1e-6  # logits that spread less than this are constant; differences are then measured against it
+_CONTINUED = 3  # tokens the rows are continued by after their prompts
 
 
 def build_target(
-    model: PreTrainedModel, architecture: Architecture, *, feature_layers: Sequence[int] = (), check: bool = True, prefill_chunk: int
+    model: PreTrainedModel,
+    architecture: Architecture,
+    *,
+    feature_layers: Sequence[int] = (),
+    check: bool = True,
+    prefill_chunk: int,
 ) -> Target:
     """The fitting target for a model, checked.
 
@@ -44,32 +53,49 @@ def build_target(
     candidates = [slots] if architecture.state_kind is StateKind.SLOTS else [recurrent, one_by_one]
     if not check:
         return candidates[0](prefill_chunk, feature_layers)
-    worst = float("inf")
+    reason = ""
+    cause: Exception | None = None
     for candidate in candidates:
-        worst = largest_difference(model, lambda chunk, make=candidate: make(chunk, ()))  # type: ignore[misc]
+        try:
+            worst = largest_difference(model, architecture, lambda chunk, make=candidate: make(chunk, ()))  # type: ignore[misc]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a model may fail in any way on a cache that is not its own
+            reason, cause = f"it cannot run on this library's cache ({type(error).__name__}: {error})", error
+            continue
         if worst <= _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT):
             return candidate(prefill_chunk, feature_layers)
+        reason = (
+            f"its logits through a cache with rollback differ from its plain logits by {worst:.3g} standard deviations"
+        )
     raise UnsupportedModelError(
-        architecture.name,
-        f"its logits through a cache with rollback differ from its plain logits by {worst:.3g} standard deviations",
-        "report the model type; pass check_model=False only to investigate",
-    )
+        architecture.name, reason, "report the model type; pass check_model=False only to investigate"
+    ) from cause
 
 
-def largest_difference(model: PreTrainedModel, make_target: Callable[[int], Target]) -> float:
-    """Largest difference between cached, rolled-back logits and plain ones, in standard deviations of the plain logits."""
-    vocab = model.config.get_text_config(decoder=True).vocab_size
-    limit = model.config.get_text_config(decoder=True).__dict__.get("max_position_embeddings") or 64
-    long, short = (8, 5) if limit >= 16 else (4, 2)
+def largest_difference(
+    model: PreTrainedModel, architecture: Architecture, make_target: Callable[[int], Target]
+) -> float:
+    """Largest difference between cached, rolled-back logits and plain ones, in the latter's standard deviations.
+
+    Infinite where one of them is not a number.
+    """
+    vocab = architecture.vocab_size
+    context = architecture.context_length
+    long, short = (8, 5) if context is None or context >= 8 + _CONTINUED else (4, 2)
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(vocab, (long + 5,), generator=generator).tolist(), torch.randint(vocab, (short + 5,), generator=generator).tolist()]
+    rows = [
+        torch.randint(vocab, (long + _CONTINUED,), generator=generator).tolist(),
+        torch.randint(vocab, (short + _CONTINUED,), generator=generator).tolist(),
+    ]
     wrong = [(token + 1) % vocab for token in rows[0]]
     sizes = [long, short]
     target = make_target(3)
     target.open([rows[0][: sizes[0]], rows[1][: sizes[1]]])
     plain = [_plain_logits(model, row) for row in rows]
     worst = 0.0
-    # Round 1: row 0 runs three tokens of which the last two are rejected; row 1 runs two and keeps both. Round 2: the true continuation.
+    # Round 1: row 0 runs three tokens of which the last two are rejected; row 1 runs two and keeps both. Round 2: the
+    # true continuation.
     rounds = [([[rows[0][sizes[0] - 1], wrong[1], wrong[2]], rows[1][sizes[1] - 1 : sizes[1] + 1]], (1, 2))]
     rounds.append(([rows[0][sizes[0] : sizes[0] + 3], rows[1][sizes[1] + 1 : sizes[1] + 2]], (3, 1)))
     starts = [size - 1 for size in sizes]
@@ -77,10 +103,11 @@ def largest_difference(model: PreTrainedModel, make_target: Callable[[int], Targ
         logits = target.forward(blocks).logits
         for row, count in enumerate(kept):
             expected = plain[row][starts[row] : starts[row] + count]
-            worst = max(worst, float((logits[row, :count].float() - expected).abs().max() / expected.std()))
+            difference = float((logits[row, :count].float() - expected).abs().max() / expected.std().clamp(min=_FLAT))
+            worst = math.inf if math.isnan(difference) else max(worst, difference)  # max() drops what is no number
             starts[row] += count
             target.keep(row, count)
-    return worst if worst == worst else float("inf")  # noqa: PLR0124 - NaN must not pass as small
+    return worst
 
 
 @torch.inference_mode()

@@ -1,16 +1,20 @@
-"""When a request ends. Every committed token is looked at on its own, so a block is cut at exactly the token where plain decoding would have stopped."""
+"""When a request ends.
+
+Every committed token is looked at on its own, so a block is cut at exactly the token where plain decoding would have
+stopped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 
 from .config import SamplingParams
 from .detokenizer import Detokenizer
+from .detokenizer import Mark as TextMark
 
 
 class FinishReason(Enum):
@@ -35,6 +39,16 @@ class Stop:
     """The token id or string that stopped it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a stopper's past, for :meth:`Stopper.rewind`."""
+
+    count: int
+    searched: int
+    final: str | None
+    text: TextMark | None
+
+
 class Stopper:
     """Watches one request's output, token by token, and keeps its text.
 
@@ -57,7 +71,9 @@ class Stopper:
     ) -> None:
         self._criteria = params.stopping_criteria
         self._min_tokens = params.min_tokens
-        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        self._stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
         self._strings = params.stop_strings
         self._longest = max((len(string) for string in self._strings), default=0)
         self._include = params.include_stop_str
@@ -76,8 +92,21 @@ class Stopper:
             return self._final
         return "" if self._detokenizer is None else self._detokenizer.text
 
+    def mark(self) -> Mark:
+        """The present, to come back to."""
+        text = None if self._detokenizer is None else self._detokenizer.mark()
+        return Mark(self._count, self._searched, self._final, text)
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget every token accepted since ``mark``."""
+        if self._criteria and mark.count < self._count:
+            del self._sequence[len(self._sequence) - (self._count - mark.count) :]
+        self._count, self._searched, self._final = mark.count, mark.searched, mark.final
+        if self._detokenizer is not None and mark.text is not None:
+            self._detokenizer.rewind(mark.text)
+
     def accept(self, token_ids: Sequence[int]) -> tuple[int, Stop | None]:
-        """Take newly committed tokens in order.
+        """Take newly verified tokens in order.
 
         Returns:
             How many of them became output (the rest lies behind the stop), and the stop, if one occurred.
@@ -105,14 +134,20 @@ class Stopper:
 
     def _accept_one(self, token: int) -> Stop | None:
         self._count += 1
+        if self._criteria:
+            self._sequence.append(token)
         if self._detokenizer is not None:
             self._detokenizer.push([token])
-        stop = self._stop_by_string()  # a string is looked for first: the token that ends it may also be the last one allowed
+        # Strings and criteria come first: the token that completes one may also be the last one allowed.
+        stop = self._stop_by_string()
         if stop is None and self._criteria:
-            self._sequence.append(token)
-            if any(bool(torch.as_tensor(criterion(torch.tensor([self._sequence]), None)).any()) for criterion in self._criteria):
-                stop = Stop(FinishReason.STOP, "criterion")
+            stop = self._stop_by_criterion()
         return stop if stop is not None else self._stop_by_id(token)
+
+    def _stop_by_criterion(self) -> Stop | None:
+        sequence = torch.tensor([self._sequence])
+        met = [bool(torch.as_tensor(criterion(sequence, None)).any()) for criterion in self._criteria]
+        return Stop(FinishReason.STOP, "criterion") if any(met) else None
 
     def _stop_by_id(self, token: int) -> Stop | None:
         if token in self._stop_ids and self._count > self._min_tokens:
@@ -125,11 +160,11 @@ class Stopper:
         if not self._strings or self._detokenizer is None:
             return None
         text = self._detokenizer.text
-        begin = max(0, self._searched - self._longest + 1)
-        self._searched = len(text)
+        known, self._searched = self._searched, len(text)
         if self._count <= self._min_tokens:
             return None
-        found = [(text.find(string, begin), string) for string in self._strings]
+        # Only what ends in new text counts: a string that was complete before ``min_tokens`` was passed over for good.
+        found = [(text.find(string, max(0, known - len(string) + 1)), string) for string in self._strings]
         hits = sorted(((at, len(string), string) for at, string in found if at >= 0), key=lambda hit: (hit[0], -hit[1]))
         if not hits:
             return None

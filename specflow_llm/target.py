@@ -1,8 +1,9 @@
 """The target model behind one small interface, and its implementation for models whose state is keys and values.
 
-A *slot* is one request's place. Slots are numbered 0..n-1 without gaps: closing a slot moves the last one into its place, and the caller does the
-same with its own list. A forward runs a block per slot (the anchor, then drafts) without committing anything; :meth:`Target.keep` says how many
-positions of the block became history. What is not kept is rolled back.
+A *slot* is one request's place. Slots are numbered 0..n-1 without gaps: closing a slot moves the last one into its
+place, and the caller does the same with its own list. A forward runs a block per slot (the anchor, then drafts)
+without committing anything; :meth:`Target.keep` says how many positions of the block became history. What is not kept
+is rolled back.
 
 Letters in shapes: B slots, T block width, L used length, V vocabulary, F features.
 """
@@ -20,6 +21,7 @@ from .architecture import Architecture
 from .attention import block_attention
 from .features import FeatureTaps
 from .kv_cache import SlotCache
+from .packing import weight_bytes
 
 DEFAULT_PREFILL_CHUNK = 512
 
@@ -98,6 +100,7 @@ class SlotTarget:
         self._chunk = prefill_chunk
         self._cache = SlotCache(len(architecture.layer_types), max_capacity=architecture.context_length)
         self._num_slots = 0
+        self._weight_bytes = weight_bytes(model)
 
     @property
     def cache(self) -> SlotCache:
@@ -205,4 +208,4 @@ class SlotTarget:
 
     def state_bytes(self) -> dict[str, int]:
         """See :class:`Target`."""
-        return {"target_kv": self._cache.allocated_bytes}
+        return {"target_weights": self._weight_bytes, "target_kv": self._cache.allocated_bytes}

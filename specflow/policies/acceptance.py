@@ -6,21 +6,24 @@ from collections.abc import Sequence
 
 _PRIOR_RATIO = 0.8
 """Accepted items per claimed one before anything was seen: drafters without estimates claim certainty."""
-_PRIOR_WEIGHT = 1.0
-_POSITION_WEIGHT = 4.0
-_ANYWHERE_WEIGHT = 2.0
-"""Most claims that the prior, other chains at the same position, and all chains at all positions count for."""
+_PRIOR_WEIGHT = 2.0
+_PRIOR_FADE = 4.0
+"""Claims that what is assumed of an unseen position counts for, and claims seen there after which it counts half."""
+_OTHERS_WEIGHT = 4.0
+"""Most claims that other chains' results at the same position count for."""
+_WORKING_RATIO = 0.5
+"""Where at least this much of what is claimed is accepted, one more acceptance is no surprise."""
 _CHAIN_MEMORY = 16.0
-_POOL_MEMORY = 64.0
+_POOL_MEMORY = 32.0
 """Claims after which an observation has faded to 1/e."""
 
 
 class Profile:
     """Faded counts per draft position: claims made, trials run, items accepted.
 
-    A trial at position k takes place when all items before k were accepted; its claim is the drafter's estimate of acceptance
-    *given* that, ``survival[k] / survival[k - 1]``. Counts fade with the claims, not with time, so that a drafter that
-    claims little is judged on as many expected acceptances as one that claims much.
+    A trial at position k takes place when all items before k were accepted; its claim is the drafter's estimate of
+    acceptance given that, ``survival[k] / survival[k - 1]``. Counts fade with the claims, not with time, so that a
+    drafter that claims little is judged on as many expected acceptances as one that claims much.
     """
 
     __slots__ = ("accepted", "claims", "trials")
@@ -29,13 +32,6 @@ class Profile:
         self.accepted = [0.0] * size
         self.claims = [0.0] * size
         self.trials = [0.0] * size
-
-    def add(self, position: int, claim: float, hit: float, memory: float) -> None:
-        """Fade the position's counts by one claim and add a trial."""
-        keep = 1.0 - claim / memory
-        self.accepted[position] = self.accepted[position] * keep + hit
-        self.claims[position] = self.claims[position] * keep + claim
-        self.trials[position] = self.trials[position] * keep + 1.0
 
     def scale(self, factor: float) -> None:
         """Weaken everything known to ``factor`` of its weight."""
@@ -48,78 +44,101 @@ class Calibration:
     """Corrects survival estimates by what happened, per position, per chain and pooled over chains.
 
     The corrected conditional acceptance at position k is ``claim * ratio``, where ``ratio`` is items accepted per item
-    claimed: below 1 for an overconfident drafter, above 1 for an underconfident one. A drafter without estimates claims 1.0
-    everywhere, and its ratio simply is its acceptance rate. A chain's own counts are joined by a bounded weight of what all
-    chains saw at that position, of what was seen at any position, and of a prior (the mean of a Beta posterior whose prior is
-    learned), so that new chains and rare positions start from something sensible and soon speak for themselves.
+    claimed: below 1 for an overconfident drafter, above 1 for an underconfident one. A drafter without estimates
+    claims 1.0 everywhere, and its ratio simply is its acceptance rate. A chain's own counts are joined by a bounded
+    weight of what other chains saw at that position, and of what was seen at other positions (at first, of a prior),
+    so that new chains and rare positions start from something sensible and soon speak for themselves. No observation
+    counts twice.
 
     Args:
         size: number of draft positions.
     """
 
-    __slots__ = ("_anywhere", "_claimed", "_stale", "_tried", "pool")
+    __slots__ = ("_claimed", "_tried", "pool")
 
     def __init__(self, size: int) -> None:
         self.pool = Profile(size)
-        self._anywhere = Profile(1)
-        self._claimed: list[tuple[float, float]] = []
-        self._tried: list[tuple[float, float]] = []
-        self._stale = True
+        self._claimed: list[float] | None = None
+        self._tried: list[float] | None = None
 
     def record(self, profile: Profile, survival: Sequence[float] | None, admitted: int, accepted: int) -> None:
         """Learn from one verified draft of the chain that ``profile`` belongs to."""
-        before = 1.0
-        for position in range(min(accepted + 1, admitted)):
-            claim = 1.0
+        # Written out for speed: this runs for every chain in every round, once per item tried.
+        own_accepted, own_claims, own_trials = profile.accepted, profile.claims, profile.trials
+        all_accepted, all_claims, all_trials = self.pool.accepted, self.pool.claims, self.pool.trials
+        claim = before = 1.0
+        for position in range(accepted + 1 if accepted < admitted else admitted):
             if survival is not None:
                 estimate = survival[position]
-                claim = 0.0 if before <= 0.0 else min(1.0, max(0.0, estimate / before))
+                claim = 1.0 if estimate >= before else estimate / before if estimate > 0.0 else 0.0
                 before = estimate
             hit = 1.0 if position < accepted else 0.0
-            profile.add(position, claim, hit, _CHAIN_MEMORY)
-            self.pool.add(position, claim, hit, _POOL_MEMORY)
-            self._anywhere.add(0, claim, hit, _POOL_MEMORY)
-        self._stale = True
+            keep = 1.0 - claim / _CHAIN_MEMORY
+            own_accepted[position] = own_accepted[position] * keep + hit
+            own_claims[position] = own_claims[position] * keep + claim
+            own_trials[position] = own_trials[position] * keep + 1.0
+            keep = 1.0 - claim / _POOL_MEMORY
+            all_accepted[position] = all_accepted[position] * keep + hit
+            all_claims[position] = all_claims[position] * keep + claim
+            all_trials[position] = all_trials[position] * keep + 1.0
+        self._claimed = self._tried = None
 
     def forgive(self, profile: Profile) -> None:
-        """Forget a chain's failures, and most of the pool's, after it was seen to work again."""
+        """After a successful probe: forget estimates that say it should have failed, of the chain and of the pool."""
+        if self.ratio(profile, 0) >= _WORKING_RATIO:
+            return
         profile.scale(0.0)
-        for pooled in (self.pool, self._anywhere):
-            heaviest = max(pooled.claims)
-            if heaviest > _PRIOR_WEIGHT:
-                pooled.scale(_PRIOR_WEIGHT / heaviest)
-        self._stale = True
+        if self.pool.accepted[0] < _WORKING_RATIO * self.pool.claims[0]:
+            heaviest = max(self.pool.claims)
+            if heaviest > 1.0:
+                self.pool.scale(1.0 / heaviest)
+        self._claimed = self._tried = None
 
     def ratio(self, profile: Profile, position: int) -> float:
         """Accepted items per claimed item at ``position`` for the chain of ``profile``."""
-        if self._stale:
-            self._pool_evidence()
-        accepted, claims = self._claimed[position]
-        return (profile.accepted[position] + accepted) / (profile.claims[position] + claims)
+        pool = self.pool
+        if self._claimed is None:
+            self._claimed = _elsewhere(pool.accepted, pool.claims)
+        assumed = self._claimed[position]
+        return _joined(
+            assumed,
+            profile.accepted[position],
+            profile.claims[position],
+            pool.accepted[position],
+            pool.claims[position],
+        )
 
     def rate(self, profile: Profile, position: int) -> float:
         """Acceptance at ``position`` given all items before it were accepted, whatever was claimed."""
-        if self._stale:
-            self._pool_evidence()
-        accepted, trials = self._tried[position]
-        return min(1.0, (profile.accepted[position] + accepted) / (profile.trials[position] + trials))
+        pool = self.pool
+        if self._tried is None:
+            self._tried = _elsewhere(pool.accepted, pool.trials)
+        assumed = self._tried[position]
+        rate = _joined(
+            assumed,
+            profile.accepted[position],
+            profile.trials[position],
+            pool.accepted[position],
+            pool.trials[position],
+        )
+        return min(1.0, rate)
 
-    def _pool_evidence(self) -> None:
-        pool, anywhere = self.pool, self._anywhere
-        self._claimed = _evidence(pool.accepted, pool.claims, anywhere.accepted[0], anywhere.claims[0])
-        self._tried = _evidence(pool.accepted, pool.trials, anywhere.accepted[0], anywhere.trials[0])
-        self._stale = False
+
+def _joined(assumed: float, accepted: float, weight: float, pool_accepted: float, pool_weight: float) -> float:
+    """Acceptances per unit of weight: own counts, those of the pool beyond them, and what is assumed without them."""
+    others = pool_weight - weight
+    if others > 0.0:
+        share = _OTHERS_WEIGHT / others if others > _OTHERS_WEIGHT else 1.0
+        if pool_accepted > accepted:
+            accepted += share * (pool_accepted - accepted)
+        weight += share * others
+    # Own counts never outgrow their memory. The assumption has to give way, or it would bias the estimate for ever.
+    prior = _PRIOR_WEIGHT * _PRIOR_FADE / (_PRIOR_FADE + weight)
+    return (accepted + prior * assumed) / (weight + prior)
 
 
-def _evidence(
-    accepted: Sequence[float], weights: Sequence[float], accepted_anywhere: float, weight_anywhere: float
-) -> list[tuple[float, float]]:
-    """(accepted, weight) by position that a chain's own counts are joined by."""
-    share = min(1.0, _ANYWHERE_WEIGHT / weight_anywhere) if weight_anywhere > 0.0 else 0.0
-    base_accepted = _PRIOR_WEIGHT * _PRIOR_RATIO + share * accepted_anywhere
-    base_weight = _PRIOR_WEIGHT + share * weight_anywhere
-    evidence: list[tuple[float, float]] = []
-    for hits, weight in zip(accepted, weights, strict=True):
-        share = min(1.0, _POSITION_WEIGHT / weight) if weight > 0.0 else 0.0
-        evidence.append((base_accepted + share * hits, base_weight + share * weight))
-    return evidence
+def _elsewhere(accepted: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """What is assumed of each position, from the others and the prior."""
+    all_accepted = _PRIOR_WEIGHT * _PRIOR_RATIO + sum(accepted)
+    all_weight = _PRIOR_WEIGHT + sum(weights)
+    return [(all_accepted - hits) / (all_weight - weight) for hits, weight in zip(accepted, weights, strict=True)]

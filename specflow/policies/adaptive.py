@@ -11,52 +11,58 @@ from ..types import ChainId, ChainView, RoundReport
 from .acceptance import Calibration, Profile
 from .costs import CostTable
 from .explanation import ChainStatus, Explanation, predicted_gain
-from .switch import Switch
+from .switch import Experience, Switch
 
 _FREE = 0.02
-"""Drafting that costs less than this fraction of a plain round is not planned for: it is asked for as much as allowed."""
+"""Drafting that costs less than this fraction of a plain round is not planned: as much as allowed is asked for."""
 _LOOK_AHEAD = 8
 """Items over which a step in the costs must pay off."""
 _DOUBTFUL_GAIN = 1.25
 _REFRESH = 64
 """Below this gain, the plain cost is measured again after so many rounds without a plain one."""
 _MIN_TRUST = 0.25
+"""Bounds how long a weak drafter may go on without an acceptance."""
 _OFFER_FADE = 0.05
+"""Weight of the newest round in the estimate of how often a request for a draft is answered with one."""
 _SPARE_CHAINS = 64
+"""Chains that may be absent from a round without being forgotten, beyond as many as are present."""
 
 _Item = tuple[float, int, int, float, float]
-"""(minus estimated survival, chain, position, claimed survival, last conditional estimate): heap order is best first."""
+"""(-estimated survival, chain, position, claimed survival, claim given the items before); a heap is best first."""
 
 
 class Adaptive:
     """Chooses how many items to draft and execute, per chain and round, so that the most items are emitted per second.
 
     **Admission** takes the item with the largest estimated survival, over all chains, as long as that raises the
-    expected number of emitted items per second of the round. With E items expected so far, B items in the execution and a
-    round of T seconds (drafting included) it admits an item of survival a when ``a > E * (cost(B + 1) - cost(B)) / T``, which
-    is the scheduler of DSpark (Cheng et al., section 4). Measured costs have steps, so an item that does not pay alone is
-    admitted when it and up to seven items after it would, assuming that survival decays as it last did. Only revealed
-    estimates are used: sampling stays exact.
+    expected number of emitted items per second of the round. With E items expected so far, B items in the execution
+    and a round of T seconds (drafting included) it admits an item of survival a when ``a > E * (cost(B + 1) -
+    cost(B)) / T``, which is the scheduler of DSpark (arXiv:2607.05147, algorithm 1). Measured costs have steps, so an
+    item that does not pay alone is admitted when it and up to seven items after it would, if they were claimed
+    like it. Only revealed estimates are used: sampling stays exact.
 
     **Estimates.** The drafter's survival estimates are corrected by live acceptance (:class:`Calibration`); a drafter
     without estimates gets its own acceptance profile by position.
 
-    **Draft lengths.** Drafting that costs nothing measurable is asked for ``max_draft`` items. Costly drafting is planned: the
-    common length with the most expected items per second, 0 included.
+    **Draft lengths.** Drafting that costs nothing measurable is asked for ``max_draft`` items. Costly drafting is
+    planned: the common length with the most expected items per second, 0 included.
 
-    **Switch.** A chain whose drafts are not accepted is switched off and probed with single items after 16, 32, 64, ... rounds
-    (:class:`Switch`). A drafter that is always wrong therefore costs a handful of items, however sure it claims to be. A chain
-    that is on but has only drafts of low survival executes none of them and resumes with the first good one.
+    **Switch.** A chain whose drafts are not accepted is switched off and probed with single items after 16, 32, 64,
+    ... rounds (:class:`Switch`). A drafter that is always wrong therefore costs a handful of items, however sure it
+    claims to be. A chain that is on but has only drafts of low survival executes none of them and resumes with the
+    first good one.
 
-    Decisions are pure functions of the reports seen: no clock, no randomness. Use one policy object per loop.
+    Decisions are pure functions of the reports seen: no clock, no randomness. A policy may serve one loop after another
+    and keeps what it learned, as long as chain ids are not reused.
 
     Args:
         max_draft: most items drafted per chain and round.
         min_survival: items less likely to be accepted than this are never executed, whatever they cost.
         first_wait: rounds a chain is off before it is probed for the first time.
         max_wait: longest wait between two probes, in rounds.
-        costs: what is known about the cost of executing a number of items (chains + admitted drafts); measured further. None
-            starts from nothing: the first two rounds are then plain ones, to have something to compare with.
+        costs: what is known about the cost of executing a number of items (chains + admitted drafts); measured
+            further. None starts from nothing: the first two rounds are then plain ones, to have something to compare
+            with.
 
     Raises:
         InvalidSettingError: a setting is out of its range.
@@ -84,8 +90,9 @@ class Adaptive:
         self._drafting = CostTable()
         self._calibration = Calibration(max_draft)
         self._chains: dict[ChainId, _Chain] = {}
-        self._pool = _Pool(first_wait)
+        self._experience = Experience(first_wait)
         self._round: list[_Chain] = []
+        self._limits: list[int] = []
         self._drafting_seconds = 0.0
         self._is_baseline = False
         self._rounds_since_plain = 0
@@ -104,16 +111,12 @@ class Adaptive:
             self._chains = {view.chain_id: self._chains[view.chain_id] for view in chains}
         self._drafting_seconds = 0.0
         self._is_baseline = self._needs_baseline(len(chains))
-        if self._is_baseline or self._max_draft == 0:
-            return [0] * len(chains)
-        limits = [min(chain.switch.limit, view.max_draft) for chain, view in zip(self._round, chains, strict=True)]
-        longest = max(limits)
-        if longest:
-            self._drafting_seconds = self._drafting.seconds(longest)
-            if not self._drafting_is_free(len(chains)):
-                limits = self._planned(limits)
-                self._drafting_seconds = self._drafting.seconds(max(limits)) if any(limits) else 0.0
-        return limits
+        self._limits = [0] * len(chains)
+        if not self._is_baseline and self._max_draft > 0:
+            self._limits = self._affordable(
+                [min(chain.switch.limit, view.max_draft) for chain, view in zip(self._round, chains, strict=True)]
+            )
+        return self._limits
 
     def admit(self, frontier: Frontier) -> None:
         """Admit the items that raise the expected items per second, best first.
@@ -125,23 +128,21 @@ class Adaptive:
             raise MisuseError(f"admit() got {len(frontier)} drafts after limits() for {len(self._round)} chains")
         width = len(self._round)
         heap: list[_Item] = []
-        possible = 0
         for index, chain in enumerate(self._round):
             chain.was_probed = False
             claim = frontier.survival(index)
             if claim is None:
                 continue
             if chain.switch.is_on:
-                possible += frontier.available(index)
                 estimate = min(1.0, claim * self._calibration.ratio(chain.profile, 0))
                 if estimate >= self._min_survival:
-                    heap.append((-estimate, index, 0, claim, estimate))
+                    heap.append((-estimate, index, 0, claim, claim))
                     continue
             if chain.switch.probe_due and claim >= self._min_survival:
                 frontier.admit(index)
                 chain.was_probed = True
                 width += 1
-        curve = self._costs.curve(width + possible)
+        curve = self._costs.curve(width + sum(self._limits))
         heapify(heap)
         self._admit_paying(frontier, heap, width, curve)
         for _, index, position, claim, _ in heap:
@@ -165,7 +166,7 @@ class Adaptive:
         if self._is_baseline:
             return
         if not num_admitted:
-            self._pool.idle += 1
+            self._experience.rested()
         for index, chain_id in enumerate(report.chain_ids):
             chain = self._chain(chain_id)
             if report.limits[index]:
@@ -209,7 +210,7 @@ class Adaptive:
         chain = self._chains.get(chain_id)
         if chain is None:
             chain = self._chains[chain_id] = _Chain(self._max_draft, self._waits)
-            self._pool.introduce(chain.switch)
+            self._experience.introduce(chain.switch)
         return chain
 
     def _needs_baseline(self, num_chains: int) -> bool:
@@ -224,13 +225,24 @@ class Adaptive:
             return True
         return self._drafting_seconds <= _FREE * self._costs.seconds(num_chains)
 
+    def _affordable(self, limits: list[int]) -> list[int]:
+        """Keep the limits where drafting is free, plan them where it is not."""
+        if any(limits):
+            self._drafting_seconds = self._drafting.seconds(max(limits))
+            if not self._drafting_is_free(len(limits)):
+                limits = self._planned(limits)
+                self._drafting_seconds = self._drafting.seconds(max(limits)) if any(limits) else 0.0
+        return limits
+
     def _planned(self, limits: list[int]) -> list[int]:
         """Cut the limits to the common length with the most expected items per second; switch off where that is 0.
 
         Chains that are probing keep their single item: the plan rests on estimates that a probe is there to renew.
         """
         num_chains = len(limits)
-        active = [(limit, chain) for limit, chain in zip(limits, self._round, strict=True) if limit and chain.switch.is_on]
+        active = [
+            (limit, chain) for limit, chain in zip(limits, self._round, strict=True) if limit and chain.switch.is_on
+        ]
         if not active:
             return limits
         curve = self._costs.curve(num_chains + sum(limit for limit, _ in active))
@@ -250,7 +262,9 @@ class Adaptive:
                 best_length, best_expected, best_seconds = length, expected, seconds
         if best_length == 0:
             for _, chain in active:
-                chain.switch.turn_off("drafting would cost more than it saves", self._pool.wait, self._pool.idle)
+                chain.switch.turn_off(
+                    "drafting would cost more than it saves", self._experience.wait, self._experience.idle
+                )
         return [
             min(limit, best_length) if chain.switch.is_on else min(limit, chain.switch.limit)
             for limit, chain in zip(limits, self._round, strict=True)
@@ -263,12 +277,11 @@ class Adaptive:
         seconds = self._drafting_seconds + curve[width]
         ratio, min_survival = self._calibration.ratio, self._min_survival
         while heap:
-            negative, index, position, claim, decay = heap[0]
+            negative, index, position, survival, _ = heap[0]
             extra = curve[width + 1] - curve[width]
-            if extra > 0.0 and -negative * seconds <= expected * extra:
-                left = frontier.available(index)
-                if not _pays_ahead(heap, left, expected, seconds, curve[width : width + _LOOK_AHEAD + 1]):
-                    break
+            pays = extra <= 0.0 or -negative * seconds > expected * extra
+            if not pays and not self._pays_ahead(heap, expected, seconds, curve[width : width + _LOOK_AHEAD + 1]):
+                break
             frontier.admit(index)
             expected -= negative
             width += 1
@@ -278,34 +291,65 @@ class Adaptive:
                 heappop(heap)
                 continue
             position += 1
-            decay = min(1.0, following / claim * ratio(self._round[index].profile, position)) if claim > 0.0 else 0.0
-            negative *= decay
+            claim = min(1.0, following / survival) if survival > 0.0 else 0.0
+            negative *= min(1.0, claim * ratio(self._round[index].profile, position))
             if -negative < min_survival:
                 heappop(heap)
             else:
-                heapreplace(heap, (negative, index, position, following, decay))
+                heapreplace(heap, (negative, index, position, following, claim))
         plain = curve[num_chains]
         self._gain = expected / num_chains * (plain / seconds if seconds > 0.0 else 1.0)
+
+    def _pays_ahead(self, heap: list[_Item], expected: float, seconds: float, curve: Sequence[float]) -> bool:
+        """True when the next items, taken together, raise the items per second although the first does not.
+
+        For the items behind the revealed one of the best chain the claim made of it is assumed, corrected for their
+        own positions. Of the other chains only what is revealed is considered.
+
+        Args:
+            heap: revealed items, best first; not changed.
+            expected: items expected without any of them.
+            seconds: of the round without any of them.
+            curve: seconds of executing 0, 1, 2, ... items more.
+        """
+        negative, index, position, _, claim = heap[0]
+        profile = self._round[index].profile
+        # What was asked for, not what was drafted: where a draft ends may depend on its values, and then its length
+        # must not decide about them.
+        last = self._limits[index]
+        others = sorted([item[0] for item in heap[1:]], reverse=True)
+        own, gained = -negative, 0.0
+        for step in range(1, len(curve)):
+            if position < last and not (others and -others[-1] > own):
+                gained += own
+                position += 1
+                own *= min(1.0, claim * self._calibration.ratio(profile, position)) if position < last else 0.0
+            elif others:
+                gained -= others.pop()
+            else:
+                return False
+            if gained * seconds > expected * (curve[step] - curve[0]):
+                return True
+        return False
 
     def _learn(self, chain: _Chain, survival: Sequence[float] | None, admitted: int, accepted: int) -> None:
         """Take in a verified draft."""
         switch = chain.switch
         if chain.was_probed:
             if accepted:
-                # What was learned before is about a drafter that did not work; this one does.
                 self._calibration.forgive(chain.profile)
             switch.probed(accepted=accepted > 0)
-            self._pool.probed(switch.wait, accepted=accepted > 0)
+            self._experience.probed(switch.wait, accepted=accepted > 0)
         elif accepted:
             switch.won()
-            self._pool.won()
+            self._experience.won()
         else:
             if switch.debt == 0.0:
                 # Held for the whole streak: an estimate that falls with every miss would never be called in.
                 chain.trust = min(1.0, max(_MIN_TRUST, self._calibration.ratio(chain.profile, 0)))
             charge = chain.trust * (1.0 if survival is None else survival[0])
             switch.lost(charge)
-            self._pool.lost(charge)
+            self._experience.lost(charge)
         self._calibration.record(chain.profile, survival, admitted, accepted)
 
     def _rest(self, chain: _Chain, survival: Sequence[float] | None, limit: int, drafted: int) -> None:
@@ -320,7 +364,7 @@ class Adaptive:
             elif not self._drafting_is_free(len(self._round)):
                 # A probe that is paid for and brings no draft has failed; a free one stays due until there is a draft.
                 switch.probed(accepted=False)
-                self._pool.probed(switch.wait, accepted=False)
+                self._experience.probed(switch.wait, accepted=False)
 
 
 class _Chain:
@@ -333,74 +377,3 @@ class _Chain:
         self.switch = Switch(max_draft, *waits)
         self.trust = 1.0
         self.was_probed = False
-
-
-class _Pool:
-    """What new chains inherit: whether the drafter works at all, and how long it has been since anyone tried.
-
-    Without it every short-lived chain would pay for learning again that the drafter is of no use.
-    """
-
-    __slots__ = ("_debt", "_first_wait", "_is_proven", "idle", "wait")
-
-    def __init__(self, first_wait: int) -> None:
-        self._first_wait = first_wait
-        self._debt = 0.0
-        self._is_proven = False
-        self.wait = first_wait
-        self.idle = 0
-
-    def introduce(self, switch: Switch) -> None:
-        """Set up the switch of a new chain."""
-        if self._debt >= Switch.PATIENCE:
-            switch.turn_off("drafts of earlier chains were not accepted", self.wait, self.idle)
-        elif self._is_proven:
-            switch.trust()
-
-    def won(self) -> None:
-        self._debt = 0.0
-        self._is_proven = True
-        self.wait = self._first_wait
-        self.idle = 0
-
-    def lost(self, charge: float) -> None:
-        self._debt += charge
-        self.idle = 0
-
-    def probed(self, wait: int, *, accepted: bool) -> None:
-        self.wait = wait
-        self.idle = 0
-        if accepted:
-            self._debt = 0.0
-            self._is_proven = False
-
-
-def _pays_ahead(heap: list[_Item], left: int, expected: float, seconds: float, curve: Sequence[float]) -> bool:
-    """True when the next items, taken together, raise the items per second although the first does not.
-
-    Survival beyond what is revealed is assumed to decay as it last did. With several chains only the best item of each is
-    looked at after the first chain's own continuation would be no better.
-
-    Args:
-        heap: revealed items, best first; not changed.
-        left: items left in the best chain's draft.
-        expected: items expected without any of them.
-        seconds: of the round without any of them.
-        curve: seconds of executing 0, 1, 2, ... items more.
-    """
-    negative, _, _, _, decay = heap[0]
-    others = sorted([item[0] for item in heap[1:]]) if len(heap) > 1 else []
-    own, gained, taken = -negative, 0.0, 0
-    for step in range(1, len(curve)):
-        if left > 0 and not (taken < len(others) and -others[taken] > own):
-            gained += own
-            own *= decay
-            left -= 1
-        elif taken < len(others):
-            gained -= others[taken]
-            taken += 1
-        else:
-            return False
-        if gained * seconds > expected * (curve[step] - curve[0]):
-            return True
-    return False

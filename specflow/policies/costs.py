@@ -19,13 +19,13 @@ _CONFIRMED = 2
 class CostTable:
     """Seconds of a phase as a function of its width, measured online.
 
-    Each width keeps a small window of recent observations and is represented by their lower median, so that a stall in one
-    round does not count. The medians are made non-decreasing in the width (pool adjacent violators, weighted by the number
-    of observations) and joined by straight lines:
+    Each width keeps a small window of recent observations and is represented by their lower median, so that a stall
+    in one round does not count. The medians are made non-decreasing in the width (pool adjacent violators, weighted
+    by the number of observations) and joined by straight lines:
 
     * between two measured widths, interpolated;
-    * above the largest one, continued with the last slope (slope 0 where only one width is known). That is optimistic on
-      purpose: an unknown width must look affordable once, or it would never be measured;
+    * above the largest one, continued with the last slope (slope 0 where only one width is known). That is optimistic
+      on purpose: an unknown width must look affordable once, or it would never be measured;
     * below the smallest one, continued with the first slope, but never below half of the smallest measured cost.
 
     A width seen once is provisional: it may lower the curve but not raise it above what the confirmed widths say. First
@@ -130,7 +130,9 @@ class CostTable:
         """
         try:
             table = cls(window=int(data["window"]), max_age=int(data["max_age"]))
-            observations = [(int(width), [float(value) for value in values]) for width, values in data["samples"].items()]
+            observations = [
+                (int(width), [float(value) for value in values]) for width, values in data["samples"].items()
+            ]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidSettingError("data", data, "a mapping written by CostTable.to_dict()") from error
         for width, values in observations:
@@ -182,7 +184,7 @@ class _Curve:
 
 
 def _isotonic(points: Sequence[tuple[float, int]]) -> list[float]:
-    """Closest non-decreasing values to ``(value, weight)`` points in weighted least squares (pool adjacent violators)."""
+    """Non-decreasing values closest to (value, weight) points in weighted least squares: pool adjacent violators."""
     blocks: list[tuple[float, int, int]] = []
     for value, weight in points:
         block = (value, weight, 1)

@@ -40,7 +40,7 @@ class Explanation:
     draft_seconds: tuple[tuple[int, float], ...]
     """Measured (items asked for, seconds of drafting), by length."""
     predicted_gain: float
-    """Items per second with the best draft length over items per second without drafts, for one chain; 1.0 is no gain."""
+    """Items per second at the best draft length over items per second without drafts, for one chain; at least 1.0."""
     best_length: int
     """The draft length of that gain; 0 where plain execution is best."""
     last_round_gain: float
@@ -52,12 +52,17 @@ class Explanation:
         """One sentence for a person."""
         if not self.execute_seconds:
             return "No round has been measured yet."
+        if not self.acceptance:
+            return "Drafting is not allowed (max_draft is 0)."
+        found = (
+            f"{self.acceptance[0]:.0%} of first drafted items are accepted, "
+            f"{self.offer_rate:.0%} of requests bring a draft."
+        )
         if self.best_length == 0:
-            first = f"{self.acceptance[0]:.0%}" if self.acceptance else "none"
-            return f"Plain execution is fastest: {first} of first drafted items are accepted, and that does not pay for them."
+            return f"Plain execution is expected to be fastest: {found}"
         return (
-            f"Drafts of {self.best_length} are expected to run {self.predicted_gain:.2f} times as fast as plain execution: "
-            f"{self.acceptance[0]:.0%} of first drafted items are accepted, {self.offer_rate:.0%} of requests bring a draft."
+            f"Drafts of {self.best_length} are expected to run {self.predicted_gain:.2f} times as fast "
+            f"as plain execution: {found}"
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -19,11 +19,12 @@ class SwitchState(Enum):
 class Switch:
     """The on/off switch of one chain. It counts rounds and items only; it knows no clock and no cost.
 
-    * A streak of executed drafts of which nothing is accepted first shortens the drafts, then switches off. The streak is
-      measured in expected acceptances that did not come (``debt``), so a drafter that promises little is given more rounds:
-      an honest one owes :attr:`PATIENCE` acceptances in a row with probability about ``exp(-PATIENCE)`` at most.
-    * A wait of ``wait`` rounds without an executed draft makes a probe due: one item is executed although it does not seem
-      to pay, twice if the first is rejected. Every probe doubles the wait; an ordinary accepted draft resets it.
+    * A streak of executed drafts of which nothing is accepted first shortens the drafts, by half per acceptance owed,
+      then switches off. The streak is measured in expected acceptances that did not come (``debt``), so a drafter that
+      promises little is given more rounds: an honest one comes to owe :attr:`PATIENCE` with probability
+      ``exp(-PATIENCE)`` at most.
+    * A wait of ``wait`` rounds without an executed draft makes a probe due: one item is executed although it does not
+      seem to pay, twice if the first is rejected. Every probe doubles the wait; an ordinary accepted draft resets it.
     * After a successful probe, and in a chain about which nothing is known, drafts start short.
 
     Args:
@@ -33,7 +34,8 @@ class Switch:
     """
 
     __slots__ = (
-        "_first_wait", "_max_draft", "_max_wait", "_misses", "_on", "_tries", "debt", "idle", "length", "reason", "wait",
+        "_first_wait", "_full", "_grace", "_max_draft", "_max_wait", "_on", "_tries",
+        "debt", "idle", "length", "reason", "wait",
     )  # fmt: skip
 
     PATIENCE = 5.0
@@ -76,9 +78,9 @@ class Switch:
 
     def trust(self) -> None:
         """Allow full drafts: the drafter is known to work."""
-        self._misses = 0
         self.debt = 0.0
-        self.length = self._max_draft
+        self._grace = 1.0
+        self.length = self._full = self._max_draft
         self.reason = "drafts are accepted"
 
     def turn_off(self, reason: str, wait: int = 0, idle: int = 0) -> None:
@@ -98,9 +100,8 @@ class Switch:
         """Nothing of an ordinary draft was accepted, where ``charge`` acceptances were expected of its first item."""
         self.idle = 0
         self.debt += charge
-        self._misses += 1
-        if self._misses > 1:
-            self.length = max(1, self.length // 2)
+        # A proven drafter is allowed one missed acceptance before its drafts get shorter.
+        self.length = max(1, self._full >> max(0, int(self.debt - self._grace)))
         if self.debt >= self.PATIENCE:
             self.turn_off("no draft has been accepted for too long")
 
@@ -121,7 +122,57 @@ class Switch:
         self.idle += 1
 
     def _restart(self, reason: str) -> None:
-        self._misses = 1
         self.debt = 0.0
-        self.length = min(self.START_LENGTH, self._max_draft)
+        self._grace = 0.0
+        self.length = self._full = min(self.START_LENGTH, self._max_draft)
         self.reason = reason
+
+
+class Experience:
+    """What new chains inherit: whether the drafter works at all, and how long it has been since anyone tried.
+
+    Without it every short-lived chain would pay for learning again that the drafter is of no use.
+
+    Args:
+        first_wait: rounds until the first probe.
+    """
+
+    __slots__ = ("_debt", "_first_wait", "_is_proven", "idle", "wait")
+
+    def __init__(self, first_wait: int) -> None:
+        self._first_wait = first_wait
+        self._debt = 0.0
+        self._is_proven = False
+        self.wait = first_wait
+        self.idle = 0
+
+    def introduce(self, switch: Switch) -> None:
+        """Set up the switch of a new chain."""
+        if self._debt >= Switch.PATIENCE:
+            switch.turn_off("drafts of earlier chains were not accepted", self.wait, self.idle)
+        elif self._is_proven:
+            switch.trust()
+
+    def won(self) -> None:
+        """Some chain's ordinary draft had an accepted item."""
+        self._debt = 0.0
+        self._is_proven = True
+        self.wait = self._first_wait
+        self.idle = 0
+
+    def lost(self, charge: float) -> None:
+        """Nothing of some chain's ordinary draft was accepted."""
+        self._debt += charge
+        self.idle = 0
+
+    def probed(self, wait: int, *, accepted: bool) -> None:
+        """Some chain was probed and now waits ``wait`` rounds for its next probe."""
+        self.wait = wait
+        self.idle = 0
+        if accepted:
+            self._debt = 0.0
+            self._is_proven = False
+
+    def rested(self) -> None:
+        """A round passed in which no chain executed a draft."""
+        self.idle += 1

@@ -1,4 +1,7 @@
-"""Drafters: an explicit table of the built-in ones, and how a setting becomes a drafter. A new drafter is one module here and one row below."""
+"""Drafters: an explicit table of the built-in ones, and how a setting becomes a drafter.
+
+A new drafter is one module here and one row in the table.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Proposal:
     token_ids: Sequence[int]
     """At most ``limit`` ids of the target's vocabulary; empty is always legal."""
     probs: torch.Tensor | None = None
-    """[K, V] fp32: the very tensor each token was sampled from. None for tokens chosen in any other way (argmax, lookup);
-    they are verified by a rule that is exact for any way of choosing."""
+    """[K, V] fp32: the very tensor each token was sampled from. None for tokens chosen in any other way (argmax,
+    lookup); they are verified by a rule that is exact for any way of choosing."""
     survival: Sequence[float] | None = None
     """``survival[k]`` estimates P(tokens 0..k all accepted); computable before token k is drawn."""
 
@@ -65,8 +65,11 @@ class Drafter(Protocol):
         ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
-        """Guess the next tokens of every request, in order. Everything after a request's committed tokens is a guess:
-        state kept for them must be dropped when the next call shows different tokens."""
+        """Guess the next tokens of every request, in order.
+
+        What was proposed before may have been rejected: state kept for it must be dropped when the committed tokens
+        turn out different.
+        """
         ...
 
     def release(self, row: RowId) -> None:

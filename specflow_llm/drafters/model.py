@@ -12,19 +12,23 @@ from transformers import PreTrainedModel
 
 from ..architecture import StateKind, inspect_model
 from ..errors import DrafterError
+from ..packing import weight_bytes
 from ..selfcheck import build_target
 from ..target import SlotTarget
 from .base import DrafterBase, DraftRequest, Proposal, RowId
 from .survival import HitTable
 
-_CONFIDENCE_BUCKETS = 16  # top probabilities are binned this finely to learn how often a draft at that confidence is accepted
+_CONFIDENCE_BUCKETS = (
+    16  # top probabilities are binned this finely to learn how often a draft at that confidence is accepted
+)
 
 
 class ModelDrafter(DrafterBase):
     """Drafts with a causal language model that shares the target's tokenizer.
 
-    Its vocabulary may be padded differently from the target's: ids the target does not know are never proposed, ids the drafter does not know are never guessed.
-    A request that outgrows the draft model's context is simply not drafted for any longer.
+    Its vocabulary may be padded differently from the target's: ids the target does not know are never proposed, ids
+    the drafter does not know are never guessed. A request that outgrows the draft model's context is simply not
+    drafted for any longer.
 
     Args:
         model: the draft model.
@@ -40,7 +44,9 @@ class ModelDrafter(DrafterBase):
     def __init__(self, model: PreTrainedModel, *, target_vocab_size: int, name: str | None = None) -> None:
         architecture = inspect_model(model)
         if architecture.state_kind is not StateKind.SLOTS:
-            raise DrafterError(architecture.name, "recurrent models cannot draft yet", "use an attention-only draft model")
+            raise DrafterError(
+                architecture.name, "recurrent models cannot draft yet", "use an attention-only draft model"
+            )
         target = build_target(model, architecture, prefill_chunk=512)
         if not isinstance(target, SlotTarget):
             raise DrafterError(architecture.name, "it has no slot cache", "use an attention-only draft model")
@@ -48,6 +54,7 @@ class ModelDrafter(DrafterBase):
         self._state = target
         self._model = model
         self._vocab = target_vocab_size
+        self._draft_vocab = architecture.vocab_size
         self._context = architecture.context_length
         self._order: list[RowId] = []  # which request sits in which slot
         self._rows: dict[RowId, _Row] = {}
@@ -86,8 +93,7 @@ class ModelDrafter(DrafterBase):
 
     def state_bytes(self) -> Mapping[str, int]:
         """Weights and key-value cache of the draft model."""
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
-        return {"draft_weights": weights, "draft_kv": self._state.cache.allocated_bytes}
+        return {"draft_weights": weight_bytes(self._model), "draft_kv": self._state.cache.allocated_bytes}
 
     def _limit(self, request: DraftRequest) -> int:
         if self._context is None:
@@ -96,7 +102,10 @@ class ModelDrafter(DrafterBase):
 
     def _draft(self, requests: Sequence[DraftRequest], limits: Sequence[int]) -> list[Proposal]:
         rows = [self._row(request) for request in requests]
-        work = [_Draft(request, limit, self._unrun(request, row)) for request, limit, row in zip(requests, limits, rows, strict=True)]
+        work = [
+            _Draft(request, limit, self._unrun(request, row))
+            for request, limit, row in zip(requests, limits, rows, strict=True)
+        ]
         for step in range(max(limits)):
             going = [draft for draft in work if step < draft.limit]
             for draft, logits in zip(going, self._step(going), strict=True):
@@ -108,13 +117,17 @@ class ModelDrafter(DrafterBase):
     def _row(self, request: DraftRequest) -> _Row:
         """The request's state; opened, with the prompt run, when it is seen for the first time."""
         if request.row not in self._rows:
-            self._state.open([list(request.token_ids)])
+            self._state.open([self._readable(request.token_ids)])
             self._order.append(request.row)
             self._rows[request.row] = _Row(list(request.token_ids[:-1]))
         return self._rows[request.row]
 
     def _unrun(self, request: DraftRequest, row: _Row) -> list[int]:
-        """Roll back to what the draft model ran *and* was committed; return the committed tokens it has not run (at least the anchor)."""
+        """Roll back to what the draft model ran *and* was committed.
+
+        Returns:
+            The committed tokens it has not run; at least the anchor.
+        """
         ids, held = request.token_ids, row.held
         agreed = row.confirmed
         while agreed < len(held) and agreed < len(ids) - 1 and held[agreed] == ids[agreed]:
@@ -130,12 +143,16 @@ class ModelDrafter(DrafterBase):
         logits: dict[RowId, torch.Tensor] = {}
         for first, end in _runs(sorted(by_slot)):
             group = [by_slot[slot] for slot in range(first, end)]
-            output = self._state.forward_rows(first, [draft.unrun for draft in group]).logits
+            output = self._state.forward_rows(first, [self._readable(draft.unrun) for draft in group]).logits
             for offset, draft in enumerate(group):
                 logits[draft.request.row] = self._to_target_vocab(output[offset, len(draft.unrun) - 1])
                 self._state.keep(first + offset, len(draft.unrun))
                 self._rows[draft.request.row].held.extend(draft.unrun)
         return [logits[draft.request.row] for draft in drafts]
+
+    def _readable(self, tokens: Sequence[int]) -> list[int]:
+        """Committed ids the drafter has no embedding for read as id 0: drafts get worse there, never the output."""
+        return [token if token < self._draft_vocab else 0 for token in tokens]
 
     def _to_target_vocab(self, logits: torch.Tensor) -> torch.Tensor:
         """[Vd] -> [V]: surplus draft ids are dropped, ids the drafter lacks are impossible."""
@@ -193,7 +210,9 @@ class _Draft:
     def extend(self, logits: torch.Tensor, hits: HitTable) -> None:
         """Choose the next token from [V] logits. Its survival is fixed before the token is drawn."""
         history = self.request.token_ids
-        token, probs, confidence = self.request.sampler.draft(logits, history, self.tokens, len(history) + len(self.tokens))
+        token, probs, confidence = self.request.sampler.draft(
+            logits, history, self.tokens, len(history) + len(self.tokens)
+        )
         bucket = min(int(confidence * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
         self.survival.append((self.survival[-1] if self.survival else 1.0) * hits.rate(bucket))
         self.buckets.append(bucket)

@@ -209,7 +209,8 @@ class NGramDrafter(DrafterBase):
         """Copy from after the most recent occurrence; with each token the match grows by one.
 
         If w is followed by x at its most recent occurrence, that is also where wx occurred most recently. So the copy
-        is what looking up every token anew would give.
+        is what looking up every token anew would give, the draft so far included, with a match that may grow past
+        ``max_match`` inside the draft.
         """
         automaton, match = prediction.automaton, prediction.match
         tokens = automaton.copy(match.next_index, limit)

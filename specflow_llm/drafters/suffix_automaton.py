@@ -221,8 +221,8 @@ class SuffixAutomaton:
             self._match_length = length
             return
         if length > cut:
-            # The previous match had cut - 1 tokens or more, so it goes on with this one.
-            longest = self._transitions[self._cut(self._match_state, cut)][token]
+            # The previous match was cut too, or had exactly that length, and goes on with this token.
+            longest = self._transitions[self._match_state][token]
         self._match_state = self._cut(longest, cut)
         self._match_length = cut
         self._shown = self._cut(longest, self.max_match)

@@ -12,7 +12,7 @@ from tests.architecture.source import PACKAGES, place, python_files, text_files,
 FORBIDDEN_NAMES = {
     "NotImplementedError": "a base class states what is missing with abc, a seam with a Protocol",
     "hasattr": "what a part can do is written in its Protocol",
-    "print": "the library returns values and emits events; only the command line writes to the terminal",
+    "print": "the library returns values and emits events; the command line writes through its console",
 }
 
 PRIVATE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|root|tmp|mnt|Users|work|private|scratch)(?![\w-])")

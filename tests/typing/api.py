@@ -12,7 +12,9 @@ from specflow.admission import Frontier
 from specflow.chain import ChainLoop, run_sync
 from specflow.errors import DefinitionError, SpecflowError
 from specflow.protocols import ChainBackend, Clock, Observer, Policy
-from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft, Round, RoundReport
+from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft, Mode, Round, RoundReport
+from specflow_llm import LLM, Completion, DrafterBase, DraftRequest, Proposal, SamplingParams, Speculation, StreamChunk
+from specflow_llm.drafters import Drafter
 
 
 class HalfOfTheRoom:
@@ -84,3 +86,35 @@ def core(clock: Clock) -> None:
         caught: ValueError = error
         also: SpecflowError = error
         del caught, also
+
+
+class RepeatLast(DrafterBase):
+    """A drafter of a user's own."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """Guess that the last token comes again."""
+        return [Proposal(token_ids=[request.token_ids[-1]] * request.limit) for request in requests]
+
+
+def decoding() -> None:
+    """Prompts of every kind go in; completions and chunks come out."""
+    drafter: Drafter = RepeatLast()
+    llm = LLM(
+        "smollm2-135m-instruct",
+        dtype="auto",
+        device="auto",
+        speculation=Speculation(drafter=drafter, max_draft_tokens=4, policy=HalfOfTheRoom()),
+    )
+    params = SamplingParams(max_tokens=8, temperature=0.0, seed=7, stop=["\n\n"])
+    assert_type(llm.generate("text", params), list[Completion])
+    assert_type(llm.generate(["text", "more text"], [params, params]), list[Completion])
+    assert_type(llm.generate([1, 2, 3]), list[Completion])
+    assert_type(llm.generate([{"role": "user", "content": "hello"}]), list[Completion])
+    for chunk in llm.stream("text", params):
+        assert_type(chunk, StreamChunk)
+    completion = llm.generate("text", params)[0]
+    assert_type(completion.text, str)
+    assert_type(completion.token_ids, tuple[int, ...])
+    assert_type(completion.finish_reason, str)
+    assert_type(completion.mode, Mode)
+    assert_type(completion.metrics.mean_accepted_length, float)
