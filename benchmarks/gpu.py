@@ -347,7 +347,7 @@ def gap_at_difference(
     return {"position": place, "top_two_gap": float(best[0] - best[1]), "logit_std": float(logits.std())}
 
 
-# ---------------------------------------------------------------------------------------------------------- large models
+# -------------------------------------------------------------------------------------------------------- large models
 
 
 def counting_model(
@@ -382,7 +382,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def memory_bandwidth(run: Run) -> dict[str, Any]:
-    """Bytes per second of streaming a large buffer, by several kernels, and the data sheet's figure where it is known."""
+    """Bytes per second of streaming a large buffer, by several kernels, and the data sheet's figure where known."""
     columns = run.sizes.stream_bytes // 2 // 4096
     matrix = torch.ones(4096, columns, dtype=torch.bfloat16, device=run.device)
     vector = torch.ones(columns, dtype=torch.bfloat16, device=run.device)
@@ -428,6 +428,11 @@ class Rounds:
         self.row_rounds += len(report.emitted)
         for name in PhaseSeconds.__slots__:
             self.seconds[name] = self.seconds.get(name, 0.0) + getattr(report.seconds, name)
+
+    def reset(self) -> None:
+        """Forget the warm-up."""
+        self.count = self.emitted = self.row_rounds = 0
+        self.seconds = {}
 
     @property
     def decode_seconds(self) -> float:
@@ -529,13 +534,13 @@ class Bench:
         llm = LLM(self.model, speculation=speculation, check_model=False, observers=[rounds])
         prompts, tokens = starts(self.run, self.vocab_size, batch), self.run.sizes.tokens
         llm.generate(prompts, SamplingParams(max_tokens=min(8, tokens)))
-        rounds.__init__()  # type: ignore[misc]
+        rounds.reset()
         synchronise(self.run.device)
         done = llm.generate(prompts, SamplingParams(max_tokens=tokens))
         return rounds.figures(batch, tokens, [item.token_ids for item in done], self.wanted[batch])
 
     def speeds(self, batch: int) -> dict[str, Any]:
-        """Generate, plain decoding and every speculation setting at one batch size, with ratios and the formula's prediction."""
+        """Generate, plain decoding and every speculation setting at one batch size, and the formula's prediction."""
         found: dict[str, Any] = {"generate": self.generate(batch), "plain": self.decode(batch, 0, 0.0)}
         plain = found["plain"]
         for drafts in self.run.sizes.draft_lengths:
@@ -552,9 +557,12 @@ class Bench:
                     )
                     row["measured_over_predicted"] = row["speedup_over_plain"] / row["predicted_speedup"]
                 found[f"{drafts} drafts, acceptance {acceptance}"] = row
-        limit = self.run.results.get("bandwidth", {}).get("best")
-        if limit:
-            found["bandwidth_limit_tokens_per_second"] = batch * limit / self.bytes
+        rate = self.run.results.get("bandwidth", {}).get("best")
+        for row in found.values():
+            if rate:
+                # Each round reads the weights once, whatever the batch and the block; keys and values come on top.
+                row["limit_tokens_per_second"] = row.get("mean_accepted_length", 1.0) * batch * rate / self.bytes
+                row["of_limit"] = row["tokens_per_second"] / row["limit_tokens_per_second"]
         return found
 
     def synchronisations(self) -> dict[str, Any]:
@@ -622,15 +630,15 @@ class Bench:
         for drafts, acceptance in settings:
             rounds = Rounds()
             drafter = self.oracle(batch, acceptance) if drafts else None
+            target.prepare([1, drafts + 1])
             engine = Engine(target, drafter, Fixed(drafts), EngineConfig(max_batch_size=batch), observers=[rounds])
-            for tokens in (min(4, sizes.tokens), sizes.tokens):  # the first time captures the graphs
-                rounds.__init__()  # type: ignore[misc]
-                outputs = drain(engine, prompts, tokens)
+            outputs = drain(engine, prompts, sizes.tokens)
             label = f"{drafts} drafts, acceptance {acceptance}" if drafts else "plain"
             found[label] = rounds.figures(batch, sizes.tokens, outputs, self.wanted[batch])
             found[label]["speedup_over_plain"] = found["plain"]["decode_seconds"] / found[label]["decode_seconds"]
         found["forward_ms"] = {
-            str(width): 1e3 * target.seconds(width) for width in (1, *[k + 1 for k in sizes.draft_lengths])
+            str(width): 1e3 * min(seconds_of(partial(target.replay, width), self.run.device) for _ in range(5))
+            for width in target.widths
         }
         found["graphs"] = target.uses_graphs
         return found
@@ -657,7 +665,7 @@ def kernel_seconds(action: Callable[[], object], device: torch.device) -> tuple[
     return sum(event.self_device_time_total for event in events) / 1e6, sum(event.count for event in events)
 
 
-# ------------------------------------------------------------------------------------------------------------ the script
+# ---------------------------------------------------------------------------------------------------------- the script
 
 
 @contextmanager
@@ -721,15 +729,10 @@ def show(results: Mapping[str, Any]) -> None:
         )
     for name, row in results.items():
         if "/batch " in name or "/static" in name:
+            print(f"\n{name}")
             print(
-                f"\n{name}"
-                + (
-                    f", limit {row['bandwidth_limit_tokens_per_second']:.0f} tokens/s"
-                    if "bandwidth_limit_tokens_per_second" in row
-                    else ""
-                )
+                f"  {'':28} {'tokens/s':>9} {'limit':>8} {'tau':>6} {'vs plain':>8} {'formula':>8} {'ms/round':>9} same"
             )
-            print(f"  {'':28} {'tokens/s':>9} {'tau':>6} {'vs plain':>8} {'formula':>8} {'ms/round':>9} same")
             for label, item in row.items():
                 if isinstance(item, dict) and "tokens_per_second" in item:
                     print_row(label, item)
@@ -749,7 +752,8 @@ def print_row(label: str, item: Mapping[str, Any]) -> None:
     phases = item.get("milliseconds_per_round")
     same = item.get("equal_to_generate", item.get("counts_as_built"))
     print(
-        f"  {label:28} {item['tokens_per_second']:9.1f} {number(item.get('mean_accepted_length'), '6.2f'):>6} "
+        f"  {label:28} {item['tokens_per_second']:9.1f} {number(item.get('limit_tokens_per_second'), '8.0f'):>8} "
+        f"{number(item.get('mean_accepted_length'), '6.2f'):>6} "
         f"{number(item.get('speedup_over_plain'), '8.2f'):>8} {number(item.get('predicted_speedup'), '8.2f'):>8} "
         f"{number(None if phases is None else sum(phases.values()), '9.2f'):>9} {same}"
     )

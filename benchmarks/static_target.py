@@ -1,15 +1,14 @@
 """A decoding target of static shapes, whose forwards are captured once and replayed as CUDA graphs.
 
-On a GPU an eager forward of a few tokens spends most of its time launching kernels. A captured graph launches all of them at
-once, but its shapes and addresses are fixed. So the cache has a fixed number of rows and positions, attention always sees all of
-them through a mask, and everything that changes from round to round is a tensor of fixed size on the device.
+On a GPU an eager forward of a few tokens mostly spends its time launching kernels; a captured graph launches all
+at once, but its shapes and addresses are fixed. So the cache has a fixed number of rows and positions, attention always
+sees all of them through a mask, and what changes from round to round is a tensor of fixed size on the device.
 
 Letters in shapes: B rows in a block, T block width, H key-value heads, D head size.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from specflow_llm.target import TargetOutput
 class StaticLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values, [rows, H, capacity + 1, D], written at positions that live on the device.
 
-    Attention always sees the whole capacity; the mask hides what is not there. Nothing depends on a number the host knows.
+    Attention always sees the whole capacity; the mask hides what is not there. Nothing depends on numbers of the host.
     """
 
     is_sliding = False
@@ -69,28 +68,30 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class StaticTarget:
-    """A target of fixed rows and capacity whose forwards are CUDA graphs. Implements :class:`specflow_llm.target.Target`.
+    """A target of fixed rows and capacity whose forwards are CUDA graphs.
 
-    One graph per block width. A narrower block is run in the next wider graph, and rows without a request run along on scratch storage.
+    Implements :class:`specflow_llm.target.Target`. There is one graph per prepared block width; a narrower block is run
+    in the next wider one. Rows without a request run along on scratch storage.
 
     Args:
         model: a model with full attention in all layers.
         architecture: as read by ``inspect_model``.
         rows: requests at a time.
-        capacity: positions per row.
+        capacity: positions per row, at least.
     """
 
     def __init__(self, model: PreTrainedModel, architecture: Architecture, *, rows: int, capacity: int) -> None:
         self.architecture = architecture
         self.num_forwards = 0
         self.rows = rows
-        self.capacity = capacity
+        # With the scratch position, a multiple of eight: masks of other lengths are copied by the attention kernels.
+        self.capacity = (capacity + 8) // 8 * 8 - 1
         self.uses_graphs = model.device.type == "cuda"
         self._model = model
         self._device = model.device
         self._lengths: list[int] = []
         self._all_rows = torch.arange(rows, device=self._device).unsqueeze(1)
-        self._keys = torch.arange(capacity + 1, device=self._device)
+        self._keys = torch.arange(self.capacity + 1, device=self._device)
         self._cache = Cache(layers=[StaticLayer(self) for _ in architecture.layer_types])
         self._graphs: dict[int, _Graph] = {}
         self.row_index = self._all_rows
@@ -110,18 +111,36 @@ class StaticTarget:
                 self.num_forwards += 1
         return [None] * len(prompts)
 
+    @property
+    def widths(self) -> list[int]:
+        """Prepared block widths."""
+        return sorted(self._graphs)
+
+    def prepare(self, widths: Sequence[int]) -> None:
+        """Capture graphs for these block widths, where there are none yet."""
+        for width in widths:
+            if width not in self._graphs:
+                self._graphs[width] = self._capture(width)
+
     def forward(self, blocks: Sequence[Sequence[int]]) -> TargetOutput:
         """Run a block on every slot: one copy to the device and one replay."""
-        width = max(map(len, blocks))
-        captured = [known for known in self._graphs if known >= width]
-        graph = self._graphs[min(captured)] if captured and min(captured) <= 2 * width else self._capture(width)
-        graph.inputs.copy_(self._table(blocks, graph.width), non_blocking=True)
+        needed = max(map(len, blocks))
+        if all(width < needed for width in self._graphs):
+            self.prepare([needed])
+        graph = self._graphs[min(width for width in self._graphs if width >= needed)]
+        # The last round's copy from the staging buffer is over: its results have been read since.
+        graph.staging.copy_(self._table(blocks, graph.width))
+        graph.inputs.copy_(graph.staging, non_blocking=True)
         graph.replay()
         self.num_forwards += 1
         return TargetOutput(graph.logits[: len(blocks)], None)
 
+    def replay(self, width: int) -> None:
+        """Run a prepared forward once more on its last inputs, to time it."""
+        self._graphs[width].replay()
+
     def _table(self, blocks: Sequence[Sequence[int]], width: int) -> torch.Tensor:
-        """[3, rows, width]: ids, positions and storage slots; padding sits at the last real position and writes to scratch."""
+        """[3, rows, width]: ids, positions, storage slots. Padding repeats the last position and writes to scratch."""
         ids, positions, slots = [], [], []
         for row in range(self.rows):
             block = list(blocks[row]) if row < len(blocks) else []
@@ -130,15 +149,12 @@ class StaticTarget:
             ids.append(block + [0] * pad)
             positions.append(places + [places[-1] if places else 0] * pad)
             slots.append(places + [self.capacity] * pad)
-        table = torch.tensor([ids, positions, slots])
-        return table.pin_memory() if self.uses_graphs else table
+        return torch.tensor([ids, positions, slots])
 
     def _capture(self, width: int) -> _Graph:
         inputs = torch.zeros(3, self.rows, width, dtype=torch.long, device=self._device)
         inputs[2].fill_(self.capacity)
-        graph = _Graph(width, inputs, lambda: self._run(inputs, 0, self.rows), self.uses_graphs)
-        self._graphs[width] = graph
-        return graph
+        return _Graph(width, inputs, lambda: self._run(inputs, 0, self.rows), is_captured=self.uses_graphs)
 
     @torch.inference_mode()
     def _run(self, table: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -175,23 +191,20 @@ class StaticTarget:
         layers = [layer for layer in self._cache.layers if layer.is_initialized]
         return {"target_kv": sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in layers)}
 
-    def seconds(self, width: int) -> float:
-        """Seconds of one forward of this width with all rows."""
-        graph = self._graphs.get(width) or self._capture(width)
-        graph.replay()
-        return min(seconds_of(graph.replay, self._device) for _ in range(5))
-
 
 class _Graph:
     """A forward that is captured once and replayed; on a CPU it is simply run."""
 
-    def __init__(self, width: int, inputs: torch.Tensor, forward: Callable[[], torch.Tensor], capture: bool) -> None:  # noqa: FBT001
+    def __init__(
+        self, width: int, inputs: torch.Tensor, forward: Callable[[], torch.Tensor], *, is_captured: bool
+    ) -> None:
         self.width = width
         self.inputs = inputs
+        self.staging = torch.zeros_like(inputs, device="cpu", pin_memory=is_captured)
         self.logits = torch.empty(0)
         self._forward = forward
         self._graph: torch.cuda.CUDAGraph | None = None
-        if capture:
+        if is_captured:
             self._record()
 
     def _record(self) -> None:

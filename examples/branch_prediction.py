@@ -161,7 +161,7 @@ def assemble(source: str) -> list[Instruction]:
 # ------------------------------------------------------------------------------------------------------------- machine
 
 
-class MachineFault(Exception):  # noqa: N818 - what processors call it
+class MachineFault(Exception):  # noqa: N818 -- what processors call it
     """A step that cannot be executed. On a wrongly predicted path it is squashed with the path and nobody sees it."""
 
 
@@ -201,7 +201,7 @@ class Machine:
             self._step(name, arguments)
         raise MachineFault("no branch in sight")
 
-    def follow(self, taken: bool) -> None:  # noqa: FBT001 - the one thing a branch has
+    def follow(self, taken: bool) -> None:  # noqa: FBT001 -- the one thing a branch has
         """Leave the branch at the program counter in a direction, right or not."""
         self.pc = successor(self.code, Branch(self.pc, taken))
 

@@ -161,7 +161,7 @@ class StructlogObserver:
 
     def __init__(self, logger: EventLogger | None = None) -> None:
         if logger is None:
-            import structlog  # noqa: PLC0415 - paid for only by those who log
+            import structlog  # noqa: PLC0415 -- paid for only by those who log
 
             logger = structlog.get_logger("specflow")
         self._logger: EventLogger = logger

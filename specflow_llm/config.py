@@ -208,5 +208,6 @@ class Speculation:
         )  # fmt: skip
         known = isinstance(self.policy, str) and self.policy in {"adaptive", "fixed"}
         own = all(callable(getattr(self.policy, method, None)) for method in ("limits", "admit", "observe"))
+        own = own and not isinstance(self.policy, type)  # a class has the methods of its instances
         _require(known or own, "policy", self.policy, "'adaptive', 'fixed' or a Policy object")
         _require(self.verification in VERIFICATIONS, "verification", self.verification, f"one of {VERIFICATIONS}")

@@ -2,16 +2,17 @@
 
 ::
 
-    DefinitionError
-    ├── InvalidSettingError      a SamplingParams or Speculation field cannot work
-    ├── PromptError              a prompt cannot be decoded: empty, wrong type, ids out of range, no tokenizer
-    ├── ContextLengthError       prompt (plus requested tokens) does not fit the model
-    ├── ModelNotFoundError       no such path, hub id or built-in model
-    ├── UnsupportedModelError    this architecture cannot be decoded exactly here, and why
-    └── DrafterError             this drafter cannot serve this target, and why
-
-    MisuseError
-    └── EngineBusyError          step() was called while a step was running: from a callback, or another thread
+    SpecflowError
+    ├── DefinitionError
+    │   ├── InvalidSettingError      a SamplingParams or Speculation field cannot work
+    │   ├── PromptError              a prompt cannot be decoded: empty, wrong type, ids out of range, no tokenizer
+    │   ├── ContextLengthError       prompt (plus requested tokens) does not fit the model
+    │   ├── ModelNotFoundError       no such path, hub id or built-in model
+    │   ├── UnsupportedModelError    this architecture cannot be decoded exactly here, and why
+    │   └── DrafterError             this drafter cannot serve this target, and why
+    └── MisuseError
+        ├── EngineBusyError          step() was called while a step was running: from a callback, or another thread
+        └── SlotError                a slot cache row was used in a way that would corrupt it
 """
 
 from __future__ import annotations
@@ -81,3 +82,12 @@ class EngineBusyError(MisuseError):
             "Do not generate from a logits processor, stopping criterion or observer of the same LLM, "
             "and give each thread its own LLM or a lock"
         )
+
+
+class SlotError(MisuseError):
+    """A slot cache row was used in a way that would corrupt it."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        self.row = row
+        self.problem = problem
+        super().__init__(f"slot cache row {row}: {problem}")

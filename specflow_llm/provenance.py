@@ -31,7 +31,7 @@ def provenance(
         device: where the measured work ran.
         dtype: of the measured model's weights.
         seed: of everything random in the measurement.
-        argv: the command's arguments; None takes this process's own.
+        argv: the command and its arguments; None takes this process's own, without the folder the command lies in.
 
     Returns:
         Plain data. What cannot be found out is None, never left out.
@@ -39,7 +39,7 @@ def provenance(
     place = torch.device(device)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": list(sys.argv if argv is None else argv),
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]] if argv is None else list(argv),
         "code": _code(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in DISTRIBUTIONS},

@@ -142,15 +142,15 @@ class SlotTarget:
         arch, device = self.architecture, self._device
         plan = self._cache.begin(first_row, [len(block) for block in blocks], device)
         width = plan.width
-        ids = torch.tensor([[*block, *([0] * (width - len(block)))] for block in blocks], device=device)
+        # Copied without waiting for the device: a round's only wait is for its verdicts.
+        ids = torch.tensor([[*block, *([0] * (width - len(block)))] for block in blocks]).to(device, non_blocking=True)
         # Padding queries sit at the row's last real position: always inside the model's position range, never read.
         positions = torch.tensor(
             [
                 [start + min(offset, count - 1) for offset in range(width)]
                 for start, count in zip(plan.starts, plan.widths, strict=True)
-            ],
-            device=device,
-        )
+            ]
+        ).to(device, non_blocking=True)
         arguments: dict[str, Any] = {
             "input_ids": ids,
             "position_ids": positions,

@@ -142,7 +142,8 @@ class Adaptive:
                 frontier.admit(index)
                 chain.was_probed = True
                 width += 1
-        curve = self._costs.curve(width + sum(self._limits))
+        most = sum([frontier.available(item[1]) for item in heap])
+        curve = self._costs.curve(width + most + _LOOK_AHEAD)
         heapify(heap)
         self._admit_paying(frontier, heap, width, curve)
         for _, index, position, claim, _ in heap:

@@ -44,7 +44,7 @@ class Timing:
     clock: ManualClock
     execute: Callable[[int], float]
     """Seconds by number of items executed (chains + admitted drafts)."""
-    predict: Callable[[int], float] = lambda longest: 0.0  # noqa: ARG005 - a default that costs nothing
+    predict: Callable[[int], float] = lambda longest: 0.0  # noqa: ARG005 -- a default that costs nothing
     """Seconds by the longest draft asked for; called only when a draft is asked for."""
 
 

@@ -256,7 +256,7 @@ def _has_ended(process: SpeculativeProcess, prefix: Prefix, num_items: int) -> b
 
 
 def _restore(memory: bytes) -> Policy:
-    policy: Policy = pickle.loads(memory)  # noqa: S301 - bytes written by this module a moment ago
+    policy: Policy = pickle.loads(memory)  # noqa: S301 -- bytes written by this module a moment ago
     return policy
 
 

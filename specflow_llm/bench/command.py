@@ -134,7 +134,7 @@ class _Lines:
             return
         self._next = done + max(1, total // 20)
         left = f"{(now - self._started) / done * (total - done) / 60:.1f} minutes left" if done else "starting"
-        self._console.print(f"{done}/{total} timed runs, {left}, next: {label}")
+        self._console.print(f"{done}/{total}, {left}, next: {label}")
 
 
 def write_json(report: BenchReport, path: Path) -> None:

@@ -67,7 +67,8 @@ def speeds(report: BenchReport) -> Table:
             row.info.name,
             f"{row.tokens_per_second:.2f}",
             _ratio(row.speedup),
-            f"{row.interval[0]:.2f}-{row.interval[1]:.2f}",
+            # One prompt per category leaves nothing to resample.
+            f"{row.interval[0]:.2f}-{row.interval[1]:.2f}" if row.prompts > len(row.by_category) else "",
             _ratio(row.worst_prompt),
             _ratio(row.best_prompt),
             "" if row.spread is None else f"{row.spread:.1%}",

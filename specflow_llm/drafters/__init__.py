@@ -5,13 +5,14 @@ A new drafter is one module here and one row in the table.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..errors import DrafterError
+from ..errors import DrafterError, ModelNotFoundError
 from ..hub import load_model
 from .base import Drafter, DrafterBase, DraftRequest, Proposal, RowId
 from .model import ModelDrafter
@@ -46,14 +47,25 @@ def build_drafter(setting: Any, target: TargetFacts) -> Drafter | None:
     """
     if setting is None:
         return None
-    if isinstance(setting, str):
-        if setting in BUILTIN_DRAFTERS:
-            return BUILTIN_DRAFTERS[setting]()
-        loaded = load_model(setting, dtype=target.dtype, device=target.device)
-        _check_tokenizers(setting, loaded.tokenizer, target.tokenizer)
-        return ModelDrafter(loaded.model, target_vocab_size=target.vocab_size, name=setting)
+    if isinstance(setting, (str, os.PathLike)):
+        name = os.fspath(setting)
+        if name in BUILTIN_DRAFTERS:
+            return BUILTIN_DRAFTERS[name]()
+        try:
+            loaded = load_model(name, dtype=target.dtype, device=target.device)
+        except ModelNotFoundError as error:
+            known = " or ".join(map(repr, sorted(BUILTIN_DRAFTERS)))
+            raise ModelNotFoundError(
+                name, error.reason, f"for a drafter, give {known}, or a model: {error.remedy}"
+            ) from error
+        _check_tokenizers(name, loaded.tokenizer, target.tokenizer)
+        return ModelDrafter(loaded.model, target_vocab_size=target.vocab_size, name=name)
     if isinstance(setting, PreTrainedModel):
         return ModelDrafter(setting.eval(), target_vocab_size=target.vocab_size)
+    if isinstance(setting, type):
+        raise DrafterError(
+            setting.__name__, "it is a class, not a drafter", f"give an instance: {setting.__name__}(...)"
+        )
     if isinstance(setting, Drafter):
         return setting
     raise DrafterError(

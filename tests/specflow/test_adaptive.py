@@ -305,7 +305,7 @@ def report(
 
 
 def test_a_step_in_the_costs_is_jumped_when_the_plateau_behind_it_pays() -> None:
-    """Two items cost half as much again as one, nine no more than two; every third draft is right, and right throughout.
+    """Two items cost half as much again as one, nine no more than two; every third draft is right, throughout.
 
     One drafted item gains a third for a half more time. Eight gain 8 / 3 for the same.
     """
@@ -437,6 +437,19 @@ def test_what_is_not_admitted_has_no_influence(seed: int, drafts: list[Draft[int
         survival = None if draft.survival is None else [*draft.survival[:seen], *tail]
         altered.append(Draft([*draft.values[:length], *[99] * (seen - length + len(tail))], survival))
     assert decide(seed, altered)[0] == lengths
+
+
+def test_a_policy_that_judges_drafts_by_their_length_is_noticed() -> None:
+    """The check above would fail for a policy that starts a draft only if it is long enough."""
+
+    def peeking(drafts: Sequence[Draft[int]]) -> tuple[int, ...]:
+        frontier = Frontier(drafts)
+        for index in range(len(drafts)):
+            if frontier.available(index) >= 3:
+                frontier.admit(index)
+        return frontier.decision().lengths
+
+    assert peeking([Draft([1, 2, 3])]) != peeking([Draft([1, 2])])
 
 
 @given(st.integers(0, 10**6), offers())

@@ -42,7 +42,8 @@ def histories(backend: SequenceBackend[Any], count: int) -> list[list[Any]]:
 
 def test_no_chains_is_no_round() -> None:
     """With nothing left to do a round is None and nothing is counted."""
-    loop = ChainLoop(OracleBackend([]), Fixed(4))
+    nothing: list[str] = []
+    loop = ChainLoop(OracleBackend(nothing), Fixed(4))
     assert run_sync(loop.round()) is None
     assert run_sync(loop.run()) == 0
     assert loop.num_rounds == 0
@@ -161,19 +162,19 @@ class Broken(OracleBackend[str]):
     async def predict(self, limits: Sequence[int]) -> Sequence[Draft[str]]:
         """Replaced or right."""
         drafts = await super().predict(limits)
-        return self._phases["predict"](drafts) if "predict" in self._phases else drafts  # type: ignore[no-any-return]
+        return self._phases["predict"](drafts) if "predict" in self._phases else drafts
 
     async def verify(
         self, drafts: Sequence[Draft[str]], admission: Admission, outcome: Any
     ) -> Sequence[AcceptPrefix[str]]:
         """Replaced or right."""
         verdicts = await super().verify(drafts, admission, outcome)
-        return self._phases["verify"](verdicts) if "verify" in self._phases else verdicts  # type: ignore[no-any-return]
+        return self._phases["verify"](verdicts) if "verify" in self._phases else verdicts
 
     async def commit(self, verdicts: Sequence[AcceptPrefix[str]]) -> Sequence[Sequence[str]]:
         """Replaced or right."""
         items = await super().commit(verdicts)
-        return self._phases["commit"](items) if "commit" in self._phases else items  # type: ignore[no-any-return]
+        return self._phases["commit"](items) if "commit" in self._phases else items
 
     def discard(self) -> None:
         """Count."""

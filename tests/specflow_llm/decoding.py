@@ -13,6 +13,7 @@ from specflow.protocols import Policy
 from specflow.types import RoundReport
 from specflow_llm import Completion, Drafter, Engine, EngineConfig, SamplingParams
 from specflow_llm.architecture import inspect_model
+from specflow_llm.config import Verification
 from specflow_llm.selfcheck import build_target
 from specflow_llm.target import Target
 
@@ -74,6 +75,7 @@ def make_engine(
     log: RoundLog | None = None,
     prefill_chunk: int = 512,
     max_batch_size: int = 32,
+    verification: Verification = "auto",
 ) -> Engine:
     """An engine over a model (or over a target of its own), without tokenizer and self-check."""
     if target is None:
@@ -85,14 +87,18 @@ def make_engine(
         target,
         drafter,
         policy or Fixed(0),
-        EngineConfig(max_batch_size=max_batch_size),
+        EngineConfig(max_batch_size=max_batch_size, verification=verification),
         observers=[] if log is None else [log],
         clock=TickingClock(),
     )
 
 
 def decode(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], budgets: Sequence[int], params: Any = None, **settings: Any
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    budgets: Sequence[int],
+    params: Any = None,
+    **settings: Any,
 ) -> Run:
     """Decode a batch to its end.
 

@@ -1,7 +1,7 @@
 """Drafters with a known fate: they are given the true outputs, so a test decides what will be accepted.
 
-*Truths* are whole sequences, prompt and output. A drafter finds a request's truth by its committed tokens; a request that left every truth is
-not drafted for, which a parity test notices anyway.
+*Truths* are whole sequences, prompt and output. A drafter finds a request's truth by its committed tokens; a request
+that left every truth is not drafted for, which a parity test notices anyway.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AdversaryDrafter(DrafterBase):
 class NearDrafter(DrafterBase):
     """Right with a given probability at each position; what follows a wrong token is true again.
 
-    Which tokens are spoilt depends on the seed and the request's length only, so a request meets the same fate in any batch.
+    Which tokens are spoilt depends on the seed and the request's length only: a request meets its fate in any batch.
     """
 
     def __init__(self, truths: Iterable[Sequence[int]], vocab_size: int, *, hit_rate: float, seed: int = 0) -> None:
@@ -104,8 +104,8 @@ class ScriptedDrafter(DrafterBase):
     Args:
         truths: the true sequences.
         vocab_size: of the target.
-        script: ``script[r][i]`` is (drafted, accepted) for request i (in order of submission) the r-th time it is asked. After the last entry
-            nothing is drafted. Near the end of a request its limit shortens the draft.
+        script: ``script[r][i]`` is (drafted, accepted) for request i (in order of submission) the r-th time it is
+            asked. After the last entry nothing is drafted. Near the end of a request its limit shortens the draft.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ Law = Callable[[tuple[int, ...]], torch.Tensor]
 class LawTarget:
     """A target that computes its logits from a law. Implements :class:`specflow_llm.target.Target`.
 
-    It keeps the very ids that were run and kept, so that a test can compare them with what the engine says it committed.
+    It keeps the very ids that were run and kept, so that a test can compare them with what the engine committed.
     """
 
     def __init__(self, law: Law, vocab_size: int, *, context_length: int | None = None) -> None:
@@ -124,7 +124,7 @@ class Audit:
         assert len(report.emitted) == len(backend.rows)
 
 
-def make_engine(  # noqa: PLR0913 - the engine's own settings
+def make_engine(
     target: LawTarget | PreTrainedModel,
     drafter: Drafter | None = None,
     *,
@@ -163,7 +163,10 @@ class Run:
     """Streamed text, update by update."""
 
 
-def drive(engine: Engine, requests: Iterable[tuple[Sequence[int], SamplingParams]], *, max_steps: int = 2000) -> list[Run]:
+Request = tuple[Sequence[int], SamplingParams]
+
+
+def drive(engine: Engine, requests: Iterable[Request], *, max_steps: int = 2000) -> list[Run]:
     """Submit requests, step until all are done, and check that updates and completions tell the same story."""
     ids = [engine.submit(prompt, params) for prompt, params in requests]
     updates: dict[int, list[Update]] = {request: [] for request in ids}

@@ -70,7 +70,7 @@ def unknown_layers() -> PreTrainedModel:
     return model
 
 
-class WithoutCache(LlamaForCausalLM):
+class WithoutCache(LlamaForCausalLM):  # type: ignore[misc]
     """Its forward takes no cache."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, position_ids: Any = None) -> Any:
@@ -78,7 +78,7 @@ class WithoutCache(LlamaForCausalLM):
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
 
 
-class WithoutPositions(LlamaForCausalLM):
+class WithoutPositions(LlamaForCausalLM):  # type: ignore[misc]
     """Its forward takes no positions."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, past_key_values: Any = None) -> Any:
@@ -86,7 +86,7 @@ class WithoutPositions(LlamaForCausalLM):
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values)
 
 
-class WithoutIds(LlamaForCausalLM):
+class WithoutIds(LlamaForCausalLM):  # type: ignore[misc]
     """Its forward takes embeddings only."""
 
     def forward(self, inputs_embeds: torch.Tensor, past_key_values: Any = None) -> Any:
@@ -172,7 +172,10 @@ def test_models_with_a_folded_past_are_recurrent(name: str) -> None:
     ],
 )
 def test_layers_and_windows_are_read(
-    name: str, layer_types: tuple[str, ...], window: int | None, by_type: bool  # noqa: FBT001 -- a fact of the case
+    name: str,
+    layer_types: tuple[str, ...],
+    window: int | None,
+    by_type: bool,  # noqa: FBT001 -- a fact of the case
 ) -> None:
     """Layer types, window and the form of masks are those the model's own code uses."""
     found = inspect_model(tiny_model(name))

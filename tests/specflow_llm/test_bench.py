@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ from specflow_llm.metrics import RequestMetrics
 from tests.specflow_llm.models import generate, tiny_config, tiny_model
 from tests.specflow_llm.tokenizers import byte_level_bpe
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 GENERATE = CandidateInfo(name="generate", is_ours=False, is_packed=False, speculates=False)
 
@@ -491,6 +494,35 @@ def test_the_command_measures_a_model_in_a_folder(tmp_path: Path) -> None:
     assert data["prompts"]["source"] == PACKAGED
     assert data["settings"]["max_tokens"] == 4
     assert data["provenance"]["model"] == str(tmp_path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_gpu_script_can_be_rehearsed_with_torch_and_transformers_alone(tmp_path: Path) -> None:
+    """On a CPU, with tiny shapes and few libraries, every part of the script works and every output is right."""
+    code = (
+        "import runpy, sys\n"
+        "for name in ('structlog', 'pydantic', 'anyio', 'typer'): sys.modules[name] = None\n"
+        "sys.path.insert(0, 'benchmarks')\n"
+        "sys.argv = ['gpu.py', '--device', 'cpu', '--small', '--out', sys.argv[1]]\n"
+        "runpy.run_path('benchmarks/gpu.py', run_name='__main__')\n"
+    )
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-c", code, str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert "failed" not in results
+    assert "skipped" not in results
+    parity = [row for name, row in results.items() if name.startswith("parity/")]
+    assert len(parity) == 9
+    assert all(item["equal"] for row in parity for item in row.values() if isinstance(item, dict))
+    rows = [
+        row for name, part in results.items() if "batch" in name and isinstance(part, dict) for row in part.values()
+    ]
+    decoded = [row for row in rows if isinstance(row, dict) and "rounds" in row]
+    assert len(decoded) == 24
+    assert all(row["equal_to_generate"] for row in decoded)
 
 
 def test_a_list_that_is_no_list_is_a_usage_error() -> None:

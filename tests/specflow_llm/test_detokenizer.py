@@ -72,7 +72,7 @@ def assert_pieces_add_up(tokenizer: Any, ids: Sequence[int], **settings: bool) -
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_every_split_gives_the_whole_text(name: str, text: str) -> None:
-    """All two-way and many random splits of valid text give what decoding all ids at once gives (vLLM#41967, #43221)."""
+    """All two-way and many random splits of valid text give what decoding all ids gives (vLLM#41967, #43221)."""
     tokenizer = TOKENIZERS[name]()
     assert_pieces_add_up(tokenizer, tokenizer(text)["input_ids"])
 
@@ -132,7 +132,7 @@ def test_no_piece_ends_inside_a_character(name: str) -> None:
 
 
 def test_text_before_half_a_character_is_not_held() -> None:
-    """A token that ends a word and begins a character releases the word, so that a stop string in it is seen at once."""
+    """A token that ends a word and begins a character releases the word, and with it a stop string."""
     tokenizer = ByteTokenizer()
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push([*b"end.", 0xF0, 0x9F]) == "end."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -162,15 +163,13 @@ class CacheMachine(RuleBasedStateMachine):
     def unknown_row(self, beyond: int, action: str) -> None:
         """A row that was never allocated is refused by every operation."""
         row = -1 - beyond if action == "negative" else self.cache.num_rows + beyond
+        actions: dict[str, Callable[[], object]] = {
+            "begin": lambda: self.cache.begin(row, [1], CPU),
+            "move": lambda: self.cache.move_row(0, row),
+            "truncate": lambda: self.cache.truncate(row, 0),
+        }
         with pytest.raises(SlotError, match="does not exist"):
-            if action == "begin":
-                self.cache.begin(row, [1], CPU)
-            elif action == "move":
-                self.cache.move_row(0, row)
-            elif action == "truncate":
-                self.cache.truncate(row, 0)
-            else:
-                self.cache.advance(row, 0)
+            actions.get(action, lambda: self.cache.advance(row, 0))()
 
     @invariant()
     def the_model_agrees(self) -> None:
@@ -193,8 +192,8 @@ CacheMachine.TestCase.settings = settings(
 
 
 def test_any_sequence_of_operations_agrees_with_lists() -> None:
-    """Whatever is opened, written, committed, cut and closed, in whatever order, the cache holds what lists would hold."""
-    run_state_machine_as_test(CacheMachine, settings=CacheMachine.TestCase.settings)  # type: ignore[no-untyped-call]
+    """Whatever is opened, written, committed, cut and closed, and when: the cache holds what lists would hold."""
+    run_state_machine_as_test(CacheMachine, settings=CacheMachine.TestCase.settings)
 
 
 # --- Known-wrong caches -----------------------------------------------------------------------------------------------
@@ -207,7 +206,9 @@ class PaddingInPlace(SlotCache):
         """Ranges of full width for every row."""
         plan = super().begin(first_row, widths, device)
         if plan.slots is not None:
-            slots = torch.tensor([[*range(start, start + plan.width)] for start in plan.starts]).clamp(max=self.capacity)
+            slots = torch.tensor([[*range(start, start + plan.width)] for start in plan.starts]).clamp(
+                max=self.capacity
+            )
             self.plan = BlockPlan(plan.first_row, plan.starts, plan.widths, plan.width, plan.used, slots)
         return self.plan
 
@@ -291,7 +292,7 @@ def test_a_wrong_cache_is_caught(wrong: type[SlotCache]) -> None:
     machine = type("WrongMachine", (CacheMachine,), {"cache_class": wrong})
     search = settings(CacheMachine.TestCase.settings, max_examples=1000, derandomize=True, phases=[Phase.generate])
     with pytest.raises((AssertionError, SlotError, IndexError, pytest.fail.Exception)):
-        run_state_machine_as_test(machine, settings=search)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(machine, settings=search)
 
 
 # --- Cost -------------------------------------------------------------------------------------------------------------

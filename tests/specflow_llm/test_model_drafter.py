@@ -1,4 +1,4 @@
-"""A smaller model as drafter: vocabularies and contexts that differ from the target's, and a cache that keeps up with what was committed."""
+"""A smaller model as drafter: other vocabularies and contexts than the target's, and a cache that keeps up with it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specflow.policies import Fixed
-from specflow_llm import DrafterError, DraftRequest, Engine, Proposal, SamplingParams
+from specflow_llm import DrafterError, DraftRequest, Proposal, SamplingParams
 from specflow_llm.drafters import ModelDrafter, TargetFacts, build_drafter
 from specflow_llm.drafters.base import RowId
 from specflow_llm.sampling import RowSampler
-from tests.specflow_llm.decoding import decode, make_engine
+from tests.specflow_llm.decoding import decode
 from tests.specflow_llm.models import RECURRENT_CONFIGS, VOCAB, generate, near_copy, tiny_model
 
 PROMPTS = [[1, 2, 3], [60, 5, 63, 7, 8, 9, 10], [33]]
@@ -75,7 +75,7 @@ def wants_id_70() -> PreTrainedModel:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("vocab_size", [48, 64, 65, 80])
 def test_vocabularies_of_other_sizes_just_work(vocab_size: int, temperature: float) -> None:
-    """Drafts of 48, 64, 65 and 80 ids serve a target of 64: same tokens as without drafter, with a seed as well as greedy."""
+    """Draft models of 48, 64, 65 and 80 ids serve a target of 64: same tokens as without, seeded or greedy."""
     model = tiny_model("llama")
     params = {"temperature": temperature, "seed": 4}
     plain = decode(model, PROMPTS, BUDGETS, params)
@@ -83,10 +83,8 @@ def test_vocabularies_of_other_sizes_just_work(vocab_size: int, temperature: flo
     run = decode(model, PROMPTS, BUDGETS, params, drafter=drafter, policy=Fixed(4))
     assert run.outputs == plain.outputs
     assert any(token >= 48 for output in run.outputs for token in output)  # ids the smallest one has never seen
-    if vocab_size >= VOCAB and temperature == 0.0:
-        assert run.accepted == run.admitted > 0
-    else:
-        assert 0 < run.accepted < run.admitted
+    assert run.accepted > 0
+    assert (run.accepted == run.admitted) is (vocab_size >= VOCAB)  # padding changes nothing, missing ids do
 
 
 @pytest.mark.parametrize("verification", ["token", "block", "one_hot", "coupled"])
@@ -94,26 +92,18 @@ def test_unseeded_sampling_works_with_every_rule(verification: str) -> None:
     """Probabilities over a draft vocabulary of another size reach the ratio rules in the target's."""
     for vocab_size in (48, 80):
         drafter = ModelDrafter(embeddings_of_other_size(vocab_size), target_vocab_size=VOCAB)
-        engine = make_engine(tiny_model("llama"), drafter=drafter, policy=Fixed(4))
-        engine._config = type(engine._config)(verification=verification)  # type: ignore[arg-type]
-        engine.submit([1, 2, 3], SamplingParams(max_tokens=24, temperature=0.7))
-        completion = finished(engine)
-        assert len(completion) == 24
-        assert all(0 <= token < VOCAB for token in completion)
-
-
-def finished(engine: Engine) -> list[int]:
-    """The output of the one request."""
-    while engine.num_unfinished:
-        for update in engine.step():
-            if update.completion is not None:
-                return list(update.completion.token_ids)
-    raise AssertionError("nothing finished")
+        params = {"temperature": 0.7}
+        run = decode(
+            tiny_model("llama"), PROMPTS, BUDGETS, params, drafter=drafter, policy=Fixed(4), verification=verification
+        )
+        assert [len(output) for output in run.outputs] == BUDGETS
+        assert all(0 <= token < VOCAB for output in run.outputs for token in output)
+        assert run.admitted > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_ids_the_target_lacks_are_never_proposed(temperature: float) -> None:
-    """A draft model that wants nothing but id 70 proposes what it likes best among the target's 64, and is believed no further."""
+    """A draft model that wants nothing but id 70 proposes what it likes best among the target's 64 ids."""
     draft = wants_id_70()
     drafter = ModelDrafter(draft, target_vocab_size=VOCAB)
     proposal = drafter.propose([request(0, [1, 2, 3], 6, temperature=temperature)])[0]
@@ -144,7 +134,7 @@ def test_ids_the_drafter_lacks_have_no_probability() -> None:
 
 
 def test_a_shorter_context_ends_the_drafting_not_the_request() -> None:
-    """A request that outgrows the draft model's context goes on without drafts; others in the batch are still drafted for."""
+    """A request that outgrows the draft model's context goes on without drafts; the others are still drafted for."""
     model = tiny_model("llama")
     draft = tiny_model("llama", max_position_embeddings=20)
     draft.load_state_dict(model.state_dict())
@@ -168,33 +158,37 @@ def test_drafts_end_where_the_draft_context_ends(held: int, limit: int, expected
 # --- The draft cache --------------------------------------------------------------------------------------------------
 
 
-class SpoiltOnce(ModelDrafter):
-    """Replaces the second token of its third proposal by a wrong one, and notes the cache after every call."""
+class WrongOnce(ModelDrafter):
+    """Takes its second-best token once, as second of its third draft of four; notes the cache after every call."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model, target_vocab_size=VOCAB)
         self.lengths: list[tuple[int, int]] = []
         """(committed tokens, positions in the draft cache) after each proposal."""
+        self._steps = 0
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
-        """Draft, spoil once, and look at the cache."""
-        proposals = list(super().propose(requests))
+        """Draft, then look at the cache."""
+        proposals = super().propose(requests)
         self.lengths.append((len(requests[0].token_ids), self._state.length(0)))
-        if len(self.lengths) == 3:
-            tokens = list(proposals[0].token_ids)
-            tokens[1] = (tokens[1] + 1) % VOCAB
-            proposals[0] = Proposal(tokens)
         return proposals
+
+    def _to_target_vocab(self, logits: torch.Tensor) -> torch.Tensor:
+        self._steps += 1
+        if self._steps == 4 + 4 + 2:
+            logits = logits.clone()
+            logits[logits.argmax()] = -torch.inf
+        return super()._to_target_vocab(logits)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt2"])
 def test_one_rejection_costs_one_rejection(name: str) -> None:
-    """A draft model equal to the target is accepted in full for 200 tokens, except in the one round that was spoilt.
+    """A draft model equal to the target is accepted in full for 200 tokens, except in the one round that went wrong.
 
     A cache rewound too far, or not far enough, would show as acceptance that decays from then on.
     """
     model = tiny_model(name)
-    drafter = SpoiltOnce(model)
+    drafter = WrongOnce(model)
     run = decode(model, [[1, 2, 3]], [200], drafter=drafter, policy=Fixed(4))
     accepted = [report.accepted[0] for report in run.reports[:-1]]
     assert accepted == [4, 4, 1, *[4] * (len(accepted) - 3)]
@@ -203,30 +197,32 @@ def test_one_rejection_costs_one_rejection(name: str) -> None:
     assert all(held == committed + 3 for committed, held in drafter.lengths[:-1])
 
 
-class RewoundTooFar(SpoiltOnce):
-    """Known-wrong: reads on from a cache that lost two more entries than were rejected."""
+class RewoundTooFar(WrongOnce):
+    """Known-wrong: from its wrong draft on, loses two more entries than it should, and does not run them again."""
 
     def _unrun(self, request, row) -> list[int]:  # type: ignore[no-untyped-def] # noqa: ANN001
-        """Forget two positions and do not run them again."""
+        """Cut the cache, and the record of what it holds, by two."""
         unrun = super()._unrun(request, row)
         if len(self.lengths) >= 3:
-            self._state.truncate(0, self._state.length(0) - 2)
+            del row.held[-2:]
+            row.confirmed = len(row.held)
+            self._state.truncate(0, row.confirmed)
         return unrun
 
 
-def test_a_cache_rewound_too_far_is_noticed() -> None:
-    """The test above notices a draft cache that loses two entries: output stays right, acceptance falls."""
+def test_a_draft_cache_rewound_too_far_is_noticed() -> None:
+    """The test above notices a draft cache that loses two entries a round: output stays right, acceptance falls."""
     model = tiny_model("llama")
     run = decode(model, [[1, 2, 3]], [100], drafter=RewoundTooFar(model), policy=Fixed(4))
     assert run.outputs == [generate(model, [1, 2, 3], 100)]
     accepted = [report.accepted[0] for report in run.reports[:-1]]
-    assert sum(accepted[3:]) < 4 * len(accepted[3:])
+    assert sum(accepted[3:]) < 2 * len(accepted[3:])
 
 
 @pytest.mark.parametrize("length", [5, 50, 200])
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt2"])
 def test_draft_logits_equal_those_from_scratch(name: str, length: int) -> None:
-    """After any number of accepted and rejected drafts the next draft law is that of a forward over the committed tokens alone."""
+    """After any accepted and rejected drafts, the next draft's law is that of a forward over the committed tokens."""
     draft = tiny_model(name)
     drafter = ModelDrafter(draft, target_vocab_size=VOCAB)
     generator = torch.Generator().manual_seed(length)
@@ -234,20 +230,16 @@ def test_draft_logits_equal_those_from_scratch(name: str, length: int) -> None:
     limits = itertools.cycle([4, 1, 3, 0, 5])
     while len(tokens) < length:
         proposal = drafter.propose([request(0, tokens, next(limits), temperature=1.0)])[0]
-        kept = int(torch.randint(len(proposal.token_ids) + 1, (), generator=generator))
-        tokens += [*proposal.token_ids[:kept], int(torch.randint(VOCAB, (), generator=generator))]
-    del tokens[length:]
-    drafter.release(RowId(0))
-    fresh = drafter.propose([request(0, tokens, 3, temperature=1.0)])[0]
-    incremental = ModelDrafter(draft, target_vocab_size=VOCAB)
-    for size in [*range(1, length, 7), length]:
-        proposal = incremental.propose([request(1, tokens[:size], 3, temperature=1.0)])[0]
-    assert fresh.probs is not None
+        most = min(len(proposal.token_ids), length - len(tokens) - 1)
+        kept = int(torch.randint(most + 1, (), generator=generator))
+        tokens = [*tokens, *proposal.token_ids[:kept], int(torch.randint(VOCAB, (), generator=generator))]
+    proposal = drafter.propose([request(0, tokens, 3, temperature=1.0)])[0]
     assert proposal.probs is not None
     with torch.inference_mode():
         ids = torch.tensor([[*tokens, *proposal.token_ids[:-1]]])
         expected = draft(input_ids=ids, use_cache=False).logits[0, -3:].softmax(dim=-1)
     assert (proposal.probs - expected).abs().max() < 1e-5
+    fresh = ModelDrafter(draft, target_vocab_size=VOCAB).propose([request(1, tokens, 3, temperature=1.0)])[0]
     assert fresh.token_ids == proposal.token_ids
 
 
@@ -266,16 +258,17 @@ def test_survival_follows_what_is_accepted(quality: str) -> None:
     model = tiny_model("llama")
     draft = model if quality == "same" else tiny_model("llama", seed=77)
     drafter = ModelDrafter(draft, target_vocab_size=VOCAB)
-    run = decode(model, [[1, 2, 3]], [200], drafter=drafter, policy=Fixed(2))
+    run = decode(model, [[1, 2, 3]], [120], drafter=drafter, policy=Fixed(2))
     last = [report.survival[0][0] for report in run.reports[-10:] if report.survival[0]]
-    assert sum(last) / len(last) > 0.85 if quality == "same" else sum(last) / len(last) < 0.3
+    mean = sum(last) / len(last)
+    assert mean > 0.7 if quality == "same" else mean < 0.3
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_with_different_limits_are_drafted_together() -> None:
-    """Every request gets at most its own limit, and the same draft as alone; the batch costs as many forwards as its longest draft."""
+    """Every request gets its own limit and the draft it gets alone; forwards are those of the longest draft."""
     draft = tiny_model("llama")
     requests = [request(row, tokens, limit) for row, (tokens, limit) in enumerate(zip(PROMPTS, [2, 0, 5], strict=True))]
     together = ModelDrafter(draft, target_vocab_size=VOCAB)
@@ -284,7 +277,9 @@ def test_rows_with_different_limits_are_drafted_together() -> None:
     assert list(proposals[0].token_ids) == argmax_continuation(draft, PROMPTS[0], 2)
     assert list(proposals[2].token_ids) == argmax_continuation(draft, PROMPTS[2], 5)
     before = together.num_forwards
-    grown = [request(row, [*tokens, 9], limit) for row, (tokens, limit) in enumerate(zip(PROMPTS, [4, 3, 6], strict=True))]
+    grown = [
+        request(row, [*tokens, 9], limit) for row, (tokens, limit) in enumerate(zip(PROMPTS, [4, 3, 6], strict=True))
+    ]
     again = together.propose(grown)
     assert together.num_forwards - before <= 6 + 1  # and the prompt of the request that was not drafted for before
     for proposal, tokens, limit in zip(again, PROMPTS, [4, 3, 6], strict=True):
@@ -346,5 +341,5 @@ def test_a_loaded_model_becomes_a_drafter() -> None:
     """A model given as the drafter setting is wrapped; something that is no drafter is refused with what would do."""
     facts = TargetFacts(vocab_size=VOCAB, tokenizer=None, dtype=torch.float32, device=torch.device("cpu"))
     assert isinstance(build_drafter(tiny_model("llama"), facts), ModelDrafter)
-    with pytest.raises(DrafterError, match="subclass specflow_llm.DrafterBase"):
+    with pytest.raises(DrafterError, match=r"subclass specflow_llm\.DrafterBase"):
         build_drafter(3, facts)

@@ -1,7 +1,8 @@
 """Greedy decoding equals ``transformers`` ``generate``, token for token, in float32.
 
-Whatever drafts, however long the drafts, in ragged batches whose requests end at different times. References are checked for diversity, drafters
-for the acceptance they are meant to have: an equality of constants, or of runs in which nothing was ever rejected, would prove little.
+Whatever drafts, however long the drafts, in ragged batches whose requests end at different times. References are
+checked for diversity, drafters for the acceptance they are meant to have: an equality of constants, or of runs in which
+nothing was ever rejected, would prove little.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def random_batch(name: str, lengths: tuple[int, ...], budgets: tuple[int, ...], 
 def ragged_batch(name: str) -> Batch:
     """Prompts of 1, 3, 9 and 30 tokens with budgets that end at different rounds.
 
-    The windows of 12 tokens are crossed while decoding, in the middle of blocks, by the first three; the last one starts beyond.
+    Windows of 12 tokens are crossed in the middle of blocks by the first three; the last one starts beyond.
     """
     budgets = (16, 9, 14, 11) if name in RECURRENT_CONFIGS else (33, 17, 28, 22)
     return random_batch(name, (1, 3, 9, 30), budgets, seed=2)
@@ -164,7 +165,7 @@ def test_greedy_output_equals_generate(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", MORE_CONFIGS)
 def test_families_with_a_turn_of_their_own(name: str) -> None:
-    """Chunked, sunk, latent, shared and partly rotary attention, and four more kinds of recurrent state, pass the self-check and parity."""
+    """Chunked, latent, shared or partly rotary attention and four more recurrent kinds pass check and parity."""
     model = tiny_model(name)
     batch = random_batch(name, (1, 4, 11), (14, 9, 17), seed=3)
     assert len({token for output in batch.outputs for token in output}) >= 10
@@ -419,7 +420,7 @@ def shortfall(model: PreTrainedModel, prompt: list[int], ours: list[int], theirs
 def test_bfloat16_differs_from_generate_by_rounding_only(name: str) -> None:
     """Where the output first differs, our token is short of the best one by less than block width alone moves logits.
 
-    A forward over n tokens and one over a single token add in different orders, so both logits of a pair move by up to the measured noise.
+    Forwards over n tokens and over one add in different orders: both logits of a pair move by up to the noise.
     """
     model = copy.deepcopy(tiny_model(name)).to(torch.bfloat16)
     batch = make_batch(model, random_prompts((6, 4, 9, 7), seed=10), (28,) * 4)

@@ -1,4 +1,4 @@
-"""Targets against plain forwards without any cache: recurrent ones, which roll back by snapshot, and slot targets alike."""
+"""Targets, recurrent ones that roll back by snapshot and slot targets alike, against forwards without any cache."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def machine(name: str, make: Callable[[PreTrainedModel], Target]) -> type[Target
 )
 def test_any_sequence_of_rounds_equals_plain_forwards(name: str, make: Callable[[PreTrainedModel], Target]) -> None:
     """Whatever is opened, drafted, kept and closed, logits and features equal those of forwards without a cache."""
-    run_state_machine_as_test(machine(name, make), settings=SEARCH)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine(name, make), settings=SEARCH)
 
 
 # --- Known-wrong targets ----------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class ClosesTheLast(SlotTarget):
 
 
 @pytest.mark.parametrize("wrong", [NoSnapshot, LosesTheBacklog, SharedStates, ClosesTheLast])
-def test_a_wrong_target_is_caught(wrong: type[RecurrentTarget] | type[SlotTarget]) -> None:
+def test_a_wrong_target_is_caught(wrong: type[RecurrentTarget | SlotTarget]) -> None:
     """The machine finds each of four plausible mistakes."""
     name = "mamba2" if issubclass(wrong, RecurrentTarget) else "llama"
     search = settings(SEARCH, max_examples=100, derandomize=True, phases=[Phase.generate])
@@ -201,7 +201,7 @@ def test_a_wrong_target_is_caught(wrong: type[RecurrentTarget] | type[SlotTarget
         name, lambda model: wrong(model, inspect_model(model), feature_layers=(FEATURE_LAYER,), prefill_chunk=5)
     )
     with pytest.raises((AssertionError, SlotError)):
-        run_state_machine_as_test(wrong_machine, settings=search)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(wrong_machine, settings=search)
 
 
 # --- Snapshots --------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def same_content(left: list[dict[str, object]], right: list[dict[str, object]]) 
 
 @pytest.mark.parametrize("name", RECURRENT_CONFIGS)
 def test_running_on_a_clone_leaves_the_original_alone(name: str) -> None:
-    """After several blocks on a clone, every tensor, flag and counter of the original is what it was, and vice versa."""
+    """After blocks on a clone, every tensor, flag and counter of the original is what it was, and vice versa."""
     model = tiny_model(name)
     original = filled_cache(model)
     clone = clone_cache(original)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from specflow.types import Mode
 from specflow_llm import Completion, Drafter, DrafterBase, DraftRequest, EngineConfig, Proposal, SamplingParams
@@ -20,7 +22,13 @@ from tests.specflow_llm.harness import LawTarget, decode, drive, make_engine, sc
 from tests.specflow_llm.models import VOCAB, near_copy, tiny_model
 
 PROMPTS = ((1, 2, 3), (7, 7, 7, 7, 7, 7), (50, 4, 9, 4, 9, 4), (33,))
-SAMPLED = {"temperature": 0.9, "max_tokens": 24}
+SAMPLED = {"temperature": 0.9, "max_tokens": 16}
+
+
+@functools.cache
+def near_model() -> PreTrainedModel:
+    """A model that often agrees with the target; not to be changed."""
+    return near_copy(tiny_model())
 
 
 def drafters() -> dict[str, Callable[[], Drafter | None]]:
@@ -30,7 +38,7 @@ def drafters() -> dict[str, Callable[[], Drafter | None]]:
         "none": lambda: None,
         "ngram": NGramDrafter,
         "same model": lambda: ModelDrafter(model, target_vocab_size=VOCAB),
-        "near model": lambda: ModelDrafter(near_copy(model), target_vocab_size=VOCAB),
+        "near model": lambda: ModelDrafter(near_model(), target_vocab_size=VOCAB),
         "random tokens": lambda: RandomDrafter(VOCAB, stray=True),
     }
 
@@ -64,7 +72,7 @@ def test_a_seed_gives_the_same_tokens_with_or_without_speculation(name: str, set
     params = SamplingParams(**{**SAMPLED, **settings, "seed": 11})
     requests = [(prompt, params) for prompt in PROMPTS]
     plain = sample(None, requests)
-    for num_draft in (1, 5):
+    for num_draft in (5,) if settings else (1, 5):
         drafted = sample(drafters()[name](), requests, num_draft=num_draft)
         assert [done.token_ids for done in drafted] == [done.token_ids for done in plain]
         assert {done.mode for done in drafted} == {Mode.EXACT}
@@ -128,7 +136,7 @@ def test_the_reported_seed_repeats_an_unseeded_request(name: str) -> None:
 
 @pytest.mark.parametrize("rule", ["token", "block", "one_hot"])
 def test_a_ratio_rule_repeats_itself_with_the_same_setup(rule: Verification) -> None:
-    """With the same seed, drafter and lengths a ratio rule also repeats its tokens, and says that only the law is equal."""
+    """With the same seed and drafter a ratio rule repeats its tokens too, but claims no more than an equal law."""
     request = (PROMPTS[0], SamplingParams(**{**SAMPLED, "seed": 5}))
     first, second = (sample(drafters()["near model"](), [request], verification=rule)[0] for _ in range(2))
     assert first.token_ids == second.token_ids
@@ -136,10 +144,12 @@ def test_a_ratio_rule_repeats_itself_with_the_same_setup(rule: Verification) -> 
 
 
 def test_the_mode_says_what_is_equal() -> None:
-    """Greedy, coupled and undrafted requests are exact; ratio rules keep the law; ``auto`` chooses by drafter and seed."""
+    """Greedy, coupled and undrafted requests are exact, ratio rules keep the law; ``auto`` sees drafter and seed."""
 
     def mode(name: str, rule: Verification = "auto", **settings: Any) -> Mode:
-        (done,) = sample(drafters()[name](), [(PROMPTS[0], SamplingParams(max_tokens=2, **settings))], verification=rule)
+        (done,) = sample(
+            drafters()[name](), [(PROMPTS[0], SamplingParams(max_tokens=2, **settings))], verification=rule
+        )
         return done.mode
 
     sampled = {"temperature": 1.0}
@@ -181,7 +191,9 @@ def test_temperature_nearly_zero_is_zero(name: str) -> None:
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-@pytest.mark.parametrize("rule", ["coupled", "token", "block", "one_hot"])
+@pytest.mark.parametrize(
+    "rule", ["coupled", "block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("token", "one_hot"))]
+)
 def test_entropy_rises_with_temperature(rule: Verification) -> None:
     """Output entropy at temperatures 0.1, 0.5, 1 and 2 rises and matches the law's: no path ignores temperature."""
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0])
@@ -193,15 +205,16 @@ def test_entropy_rises_with_temperature(rule: Verification) -> None:
             num_draft=2,
             config=EngineConfig(max_batch_size=128, verification=rule),
         )
-        requests = [((0,), SamplingParams(max_tokens=12, temperature=temperature, seed=seed)) for seed in range(64)]
+        requests = [((0,), SamplingParams(max_tokens=12, temperature=temperature, seed=seed)) for seed in range(32)]
         counts = Counter(token for run in drive(engine, requests) for token in run.completion.token_ids)
         shares = torch.tensor([counts[token] / counts.total() for token in range(6)], dtype=torch.float64)
         measured.append(float(torch.special.entr(shares).sum()))
         expected.append(float(torch.special.entr((logits.double() / temperature).softmax(-1)).sum()))
     assert measured == sorted(measured)
-    assert measured[0] < 0.05 < 1.5 < measured[3]
-    # 768 draws estimate an entropy of at most 1.8 to about 0.03; five times that is not seen by chance.
-    assert all(abs(ours - true) < 0.15 for ours, true in zip(measured, expected, strict=True))
+    assert measured[0] < 0.05
+    assert measured[3] > 1.5
+    # 384 draws estimate an entropy of at most 1.8 to about 0.04; five times that is not seen by chance.
+    assert all(abs(ours - true) < 0.2 for ours, true in zip(measured, expected, strict=True))
 
 
 # --- The law ----------------------------------------------------------------------------------------------------------
@@ -213,8 +226,7 @@ def test_entropy_rises_with_temperature(rule: Verification) -> None:
 
 SMALL = 6
 THRESHOLD = 1e-4
-NUM_REQUESTS = 128
-NUM_SAMPLES = 4096
+NUM_REQUESTS = 64
 SMALL_PROMPT = (1, 4, 3, 5, 0, 1, 4)
 
 Context = tuple[int, ...]
@@ -313,13 +325,13 @@ def worst_p(counts: torch.Tensor, joint: torch.Tensor) -> float:
 
 
 def sampled_counts(
-    drafter: Drafter | None, rule: Verification, *, num_samples: int = NUM_SAMPLES, **settings: Any
+    drafter: Drafter | None, rule: Verification, *, num_samples: int, **settings: Any
 ) -> tuple[torch.Tensor, float]:
     """[V, V, V] how often each output of three tokens was generated, and the share of drafted tokens accepted."""
     engine = make_engine(
         LawTarget(forgetful_law(0), SMALL),
         drafter,
-        num_draft=5,
+        num_draft=3,
         config=EngineConfig(max_batch_size=NUM_REQUESTS, verification=rule),
     )
     size = 3 * num_samples // NUM_REQUESTS
@@ -339,34 +351,41 @@ def model_drafter() -> Drafter:
     return ModelDrafter(model, target_vocab_size=SMALL)
 
 
-SLOW = pytest.mark.slow
+CASES: dict[str, tuple[Callable[[], Drafter], Verification, dict[str, Any]]] = {
+    "model, token": (model_drafter, "token", {"temperature": 1.4}),
+    "model, block": (model_drafter, "block", {"temperature": 1.4}),
+    "model, one-hot": (model_drafter, "one_hot", {"temperature": 1.4}),
+    "model, coupled": (model_drafter, "coupled", {"temperature": 1.4}),
+    "lookup, one-hot": (NGramDrafter, "one_hot", {"temperature": 0.6}),
+    "lookup, coupled": (NGramDrafter, "coupled", {"temperature": 0.6}),
+    "lookup, block gives way": (NGramDrafter, "block", {"temperature": 0.6}),
+    "top-k, token": (lambda: LawDrafter(forgetful_law(1)), "token", {"temperature": 0.9, "top_k": 4}),
+    "top-k, block": (lambda: LawDrafter(forgetful_law(1)), "block", {"temperature": 0.9, "top_k": 4}),
+    "top-k and top-p, token": (lambda: LawDrafter(forgetful_law(1)), "token", {"top_k": 5, "top_p": 0.82}),
+    "top-k and top-p, block": (lambda: LawDrafter(forgetful_law(1)), "block", {"top_k": 5, "top_p": 0.82}),
+}
 
 
-@pytest.mark.parametrize("rule", ["token", "block", pytest.param("one_hot", marks=SLOW)])
-def test_a_model_drafter_leaves_the_law_alone(rule: Verification) -> None:
-    """Tokens drafted by sampling from another model follow the target's joint law under every rule."""
-    counts, accepted = sampled_counts(model_drafter(), rule, temperature=1.4)
-    assert 0.1 < accepted < 0.9
-    assert worst_p(counts, joint_law(forgetful_law(0), temperature=1.4)) > THRESHOLD
+def assert_law_holds(case: str, num_samples: int) -> None:
+    """Sample a case and test it."""
+    make_drafter, rule, settings = CASES[case]
+    settings = {"temperature": 1.0, **settings}
+    counts, accepted = sampled_counts(make_drafter(), rule, num_samples=num_samples, **settings)
+    assert 0.05 < accepted < 0.9
+    assert worst_p(counts, joint_law(forgetful_law(0), **settings)) > THRESHOLD
 
 
-@pytest.mark.parametrize("rule", ["one_hot", pytest.param("coupled", marks=SLOW), pytest.param("block", marks=SLOW)])
-def test_lookup_leaves_the_law_alone(rule: Verification) -> None:
-    """The same for prompt lookup, whose tokens come from no law; the block rule gives way to the one-hot rule."""
-    counts, accepted = sampled_counts(NGramDrafter(), rule, temperature=0.7)
-    assert 0.1 < accepted < 0.9
-    assert worst_p(counts, joint_law(forgetful_law(0), temperature=0.7)) > THRESHOLD
+@pytest.mark.parametrize("case", ["model, token", "model, block", "lookup, one-hot", "top-k and top-p, block"])
+def test_a_drafter_leaves_the_law_alone(case: str) -> None:
+    """Drafted tokens follow the target's joint law (a quick look, 768 samples)."""
+    assert_law_holds(case, 768)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("truncation", [{"top_k": 4}, {"top_k": 5, "top_p": 0.82}, {"top_p": 0.7}])
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_truncation_keeps_the_law_and_its_support(rule: Verification, truncation: dict[str, Any]) -> None:
-    """The same with top-k and top-p, in this order, on both sides (vLLM#10198, sglang#36173)."""
-    settings = {"temperature": 0.9, **truncation}
-    counts, accepted = sampled_counts(LawDrafter(forgetful_law(1)), rule, **settings)
-    assert 0.1 < accepted < 0.9
-    assert worst_p(counts, joint_law(forgetful_law(0), **settings)) > THRESHOLD
+@pytest.mark.parametrize("case", CASES)
+def test_every_drafter_and_rule_leaves_the_law_alone(case: str) -> None:
+    """The same for all rules and drafters and 6144 samples; truncation is on both sides (vLLM#10198, sglang#36173)."""
+    assert_law_holds(case, 6144)
 
 
 def test_a_drafter_that_lies_about_its_law_is_caught() -> None:
@@ -377,18 +396,31 @@ def test_a_drafter_that_lies_about_its_law_is_caught() -> None:
     """
     joint = joint_law(forgetful_law(0), temperature=0.9)
     liar = LawDrafter(forgetful_law(1), lies=True)
-    counts, _ = sampled_counts(liar, "token", num_samples=1024, temperature=0.9)
+    counts, _ = sampled_counts(liar, "token", num_samples=384, temperature=0.9)
     assert worst_p(counts, joint) < 1e-12
-    counts, _ = sampled_counts(liar, "one_hot", num_samples=1024, temperature=0.9)
+    counts, _ = sampled_counts(liar, "one_hot", num_samples=384, temperature=0.9)
     assert worst_p(counts, joint) > THRESHOLD
 
 
-def test_a_small_bias_is_caught() -> None:
-    """The tests have power: a law whose marginals are off by less than 0.05 in total variation is rejected."""
-    counts, _ = sampled_counts(NGramDrafter(), "one_hot", temperature=0.7)
-    joint, biased = (joint_law(forgetful_law(0), temperature=temperature) for temperature in (0.7, 0.78))
-    assert max(0.5 * float((marginal(joint, place) - marginal(biased, place)).abs().sum()) for place in range(3)) < 0.05
-    assert worst_p(counts, biased) < THRESHOLD
+@pytest.mark.parametrize(("num_samples", "bias"), [(768, 0.1), pytest.param(6144, 0.03, marks=pytest.mark.slow)])
+def test_a_small_bias_is_caught(num_samples: int, bias: float) -> None:
+    """The tests have power: samples of the law with some mass moved from each most probable token are rejected."""
+    counts, _ = sampled_counts(NGramDrafter(), "one_hot", num_samples=num_samples, temperature=1.0)
+    law = forgetful_law(0)
+
+    def biased(ids: Context) -> torch.Tensor:
+        probs = law(ids).double().softmax(-1)
+        moved = torch.zeros_like(probs)
+        moved[probs.argmax()], moved[probs.argmin()] = -bias, bias
+        return (probs + moved).log()
+
+    joint, other = joint_law(law, temperature=1.0), joint_law(biased, temperature=1.0)
+    assert (
+        max(0.5 * float((marginal(joint, place) - marginal(other, place)).abs().sum()) for place in range(3))
+        < 1.2 * bias
+    )
+    assert worst_p(counts, joint) > THRESHOLD
+    assert worst_p(counts, other) < THRESHOLD
 
 
 # --- Log-probabilities ------------------------------------------------------------------------------------------------
@@ -397,7 +429,7 @@ def test_a_small_bias_is_caught() -> None:
 @pytest.mark.parametrize("name", ["none", "near model", "ngram", "random tokens"])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 4, "top_k": 9, "frequency_penalty": 0.5}])
 def test_logprobs_are_those_of_a_teacher_forced_forward(name: str, settings: dict[str, Any]) -> None:
-    """Accepted, corrected and bonus tokens alike carry the raw model's log-probability (vLLM#17876, llama.cpp#27972)."""
+    """Accepted, corrected and bonus tokens carry the raw model's log-probability (vLLM#17876, llama.cpp#27972)."""
     params = SamplingParams(max_tokens=24, logprobs=5, **settings)
     done = sample(drafters()[name](), [(prompt, params) for prompt in PROMPTS])
     if name == "near model":

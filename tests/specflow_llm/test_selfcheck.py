@@ -23,7 +23,7 @@ Mask = torch.Tensor
 """[B, 1, T, L], True where a query may look."""
 
 
-class IgnoresPositions(LlamaForCausalLM):
+class IgnoresPositions(LlamaForCausalLM):  # type: ignore[misc]
     """Takes positions and works out its own."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
@@ -31,19 +31,17 @@ class IgnoresPositions(LlamaForCausalLM):
         return super().forward(input_ids=input_ids, position_ids=None, **{CACHE: cache}, **kwargs)
 
 
-class OffByOne(LlamaForCausalLM):
+class OffByOne(LlamaForCausalLM):  # type: ignore[misc]
     """Shifts the positions of every block but the first token's."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
         """Every query of a block stands one further than it should, except the first."""
         if position_ids is not None:
             position_ids = position_ids + (torch.arange(position_ids.shape[1]) > 0)
-        return super().forward(
-            input_ids=input_ids, position_ids=position_ids, **{CACHE: cache}, **kwargs
-        )
+        return super().forward(input_ids=input_ids, position_ids=position_ids, **{CACHE: cache}, **kwargs)
 
 
-class EditsMask(LlamaForCausalLM):
+class EditsMask(LlamaForCausalLM):  # type: ignore[misc]
     """Changes the mask of a block on its way to attention."""
 
     edit: Callable[[Mask], Mask]
@@ -95,20 +93,18 @@ def last_query_for_all(mask: Mask) -> Mask:
     return mask[:, :, -1:].expand_as(mask)
 
 
-class NotANumber(LlamaForCausalLM):
+class NotANumber(LlamaForCausalLM):  # type: ignore[misc]
     """Correct without a cache, and without numbers with one."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
         """Spoil one logit."""
-        output = super().forward(
-            input_ids=input_ids, position_ids=position_ids, **{CACHE: cache}, **kwargs
-        )
+        output = super().forward(input_ids=input_ids, position_ids=position_ids, **{CACHE: cache}, **kwargs)
         if cache is not None:
             output.logits[..., 3] = torch.nan
         return output
 
 
-class OwnCache(LlamaForCausalLM):
+class OwnCache(LlamaForCausalLM):  # type: ignore[misc]
     """Works with a cache of its own only."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
@@ -164,7 +160,9 @@ def test_right_models_pass(name: str, dtype: torch.dtype) -> None:
     target = build_target(model, architecture, prefill_chunk=4)
     assert target.num_forwards == 0  # the check ran on a target of its own
     if dtype is torch.float32 and name in CONFIGS:
-        worst = largest_difference(model, architecture, lambda chunk: SlotTarget(model, architecture, prefill_chunk=chunk))
+        worst = largest_difference(
+            model, architecture, lambda chunk: SlotTarget(model, architecture, prefill_chunk=chunk)
+        )
         assert worst < 1e-4
 
 

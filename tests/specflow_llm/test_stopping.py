@@ -1,4 +1,4 @@
-"""When a request ends: the block is cut at the very token where plain decoding stops, and everything agrees about it."""
+"""When a request ends: the block is cut where plain decoding stops, and every part of the state agrees about it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def drafter_for(kind: str, truth: Sequence[int], vocab_size: int) -> Drafter | N
             return AdversaryDrafter([truth], vocab_size)
 
 
-def decode_ids(
-    params: SamplingParams, drafting: str = "oracle", *, num_draft: int = 16, **settings: Any
-) -> Completion:
+def decode_ids(params: SamplingParams, drafting: str = "oracle", *, num_draft: int = 16, **settings: Any) -> Completion:
     """Decode ``SCRIPT`` under some settings."""
     truth = [*PROMPT, *SCRIPT]
     context = settings.pop("context_length", None)
@@ -74,7 +72,7 @@ def run_text(text: str, params: SamplingParams, drafting: str = "oracle", *, num
 @pytest.mark.parametrize("drafting", DRAFTING)
 @pytest.mark.parametrize("place", [1, 2, 3, 5, 8, 13])
 def test_the_end_of_sequence_is_honoured_inside_a_block(place: int, drafting: str) -> None:
-    """The output ends with the end-of-sequence token, wherever in a block of 16 it lies (transformers#47912, #31301)."""
+    """The output ends with the end-of-sequence token wherever in a block it lies (transformers#47912, #31301)."""
     done = decode_ids(SamplingParams(max_tokens=40), drafting, eos_token_ids=(SCRIPT[place - 1],))
     assert done.token_ids == SCRIPT[:place]
     assert (done.finish_reason, done.stop_detail) == ("stop", SCRIPT[place - 1])
@@ -381,7 +379,7 @@ def test_cancelling_in_the_middle_keeps_what_was_emitted() -> None:
 def test_a_cancelled_text_releases_what_was_held() -> None:
     """Text held back for a stop string that was forming, or for half a character, is part of the final text."""
     tokenizer = ByteTokenizer()
-    truth = [*PROMPT, *"abST".encode(), 0xF0, *"zzzz".encode()]
+    truth = [*PROMPT, *b"abST", 0xF0, *b"zzzz"]
     engine = make_engine(scripted(truth, 257), OracleDrafter([truth]), num_draft=4, tokenizer=tokenizer)
     request = engine.submit(PROMPT, SamplingParams(max_tokens=9, stop="STOP"))
     (update,) = engine.step()

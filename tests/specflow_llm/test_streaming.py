@@ -194,7 +194,7 @@ def test_an_exception_reaches_its_caller_and_leaks_nothing(where: str, length: i
 
 @pytest.mark.parametrize("where", ["stopping_criteria", "logits_processors"])
 def test_an_exception_stays_in_its_own_request(where: str) -> None:
-    """Another stream, which happens to step the engine when the exception occurs, loses neither its life nor a token."""
+    """Another stream, which happens to step the engine when the exception occurs, does not lose a token."""
     llm = near_llm()
     bad: Any = {where: [raises_at(9)]}
     params = SamplingParams(max_tokens=LENGTH, logprobs=0)

