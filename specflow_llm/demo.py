@@ -16,17 +16,14 @@ from .llm import LLM, Prompt
 from .metrics import RequestMetrics
 from .provenance import provenance
 
-TEXT = (
-    "Speculative decoding lets a large language model emit several tokens per step. A cheap drafter guesses the next "
-    "tokens, the large model checks all of them in one forward pass, and the longest correct prefix is kept. The "
-    "output is exactly what the large model would have written alone."
-)
-
 PROMPT = (
-    f"Here is a text:\n\n{TEXT}\n\nFirst repeat the text word for word. Then write it again, but say "
-    '"big model" instead of "large language model".'
+    "Write this text again as a list, one sentence per line. Keep the words as they are.\n\n"
+    "A river begins as a small spring in the hills. Rain and melting snow make it wider. On its way to the sea it "
+    "carries sand and stones, turns the wheels of mills, and gives water to fields and towns. Boats follow it with wood "
+    "and grain. In dry summers it grows thin and slow, and in spring it floods the meadows. Where it meets the sea, it "
+    "slows down and builds a delta of fertile mud."
 )
-"""Asks for copying and editing, where looking up the prompt's own words works. Free text gains less: see ``bench``."""
+"""Asks for copying, where looking up the prompt's own words works best. Free text gains less: see ``bench``."""
 
 
 @dataclass(frozen=True, slots=True)

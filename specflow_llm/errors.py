@@ -3,14 +3,14 @@
 ::
 
     SpecflowError
-    ├── DefinitionError
+    ├── DefinitionError (ValueError)
     │   ├── InvalidSettingError      a SamplingParams or Speculation field cannot work
     │   ├── PromptError              a prompt cannot be decoded: empty, wrong type, ids out of range, no tokenizer
     │   ├── ContextLengthError       prompt (plus requested tokens) does not fit the model
     │   ├── ModelNotFoundError       no such path, hub id or built-in model
     │   ├── UnsupportedModelError    this architecture cannot be decoded exactly here, and why
     │   └── DrafterError             this drafter cannot serve this target, and why
-    └── MisuseError
+    └── MisuseError (RuntimeError)
         ├── EngineBusyError          step() was called while a step was running: from a callback, or another thread
         └── SlotError                a slot cache row was used in a way that would corrupt it
 """

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
 from .architecture import Architecture
+from .errors import SlotError
 from .features import FeatureTaps
-from .kv_cache import SlotError
 from .packing import weight_bytes
 from .target import DEFAULT_PREFILL_CHUNK, TargetOutput
 

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from ..demo import DemoReport, Trial
 
 
+COPYING = (
+    "The built-in prompt asks for copying, where looking up earlier words works best; free text gains less. "
+    'Try your own: specflow-llm demo "..."; measure many kinds: specflow-llm bench.'
+)
+
+
 def demo(  # noqa: PLR0913 - one argument per option
     prompt: Annotated[
         str | None,
@@ -80,6 +86,8 @@ def demo(  # noqa: PLR0913 - one argument per option
     out.print(comparison(report))
     out.print()
     out.print(report.conclusion, soft_wrap=True)
+    if prompt is None:
+        out.print(COPYING, style="dim", soft_wrap=True)
 
 
 def _stream(text: str) -> None:

@@ -69,16 +69,21 @@ def greedy_ids() -> tuple[int, ...]:
     return plain(SamplingParams(max_tokens=30)).token_ids
 
 
-def drafters_for(truth: Sequence[int]) -> dict[str, Drafter]:
-    """Drafters of all qualities for one true sequence."""
-    return {
-        "oracle": OracleDrafter([truth]),
-        "near": NearDrafter([truth], VOCAB, hit_rate=0.75),
-        "adversary": AdversaryDrafter([truth], VOCAB),
-        "random": RandomDrafter(VOCAB, stray=True),
-        "model": ModelDrafter(near_model(), target_vocab_size=VOCAB),
-        "ngram": NGramDrafter(),
-    }
+def drafter_for(name: str, truth: Sequence[int]) -> Drafter:
+    """A drafter of a known quality for one true sequence."""
+    match name:
+        case "oracle":
+            return OracleDrafter([truth])
+        case "near":
+            return NearDrafter([truth], VOCAB, hit_rate=0.75)
+        case "adversary":
+            return AdversaryDrafter([truth], VOCAB)
+        case "random":
+            return RandomDrafter(VOCAB, stray=True)
+        case "model":
+            return ModelDrafter(near_model(), target_vocab_size=VOCAB)
+        case _:
+            return NGramDrafter()
 
 
 @functools.cache
@@ -181,26 +186,30 @@ def test_a_penalty_sees_tokens_accepted_earlier_in_the_block() -> None:
     assert done.token_ids == decode(make_engine(constant_law([0.0, 2.0, 1.0])), [5], params).token_ids
 
 
+LOOKING_BACK: dict[str, dict[str, Any]] = {
+    "frequency": {"frequency_penalty": 1.5},
+    "presence and repetition": {"presence_penalty": 1.2, "repetition_penalty": 1.3},
+    "bad words": {"bad_words": [[30], [51, 34]]},
+    "min_p": {"min_p": 0.2, "temperature": 0.9, "seed": 3},
+    "frequency, sampled": {"frequency_penalty": 0.8, "temperature": 1.1, "seed": 3, "top_k": 7},
+}
+
+
+@functools.cache
+def looking_back(case: str) -> tuple[int, ...]:
+    """Plain output under such settings."""
+    return plain(SamplingParams(max_tokens=24, **LOOKING_BACK[case])).token_ids
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"frequency_penalty": 1.5},
-        {"presence_penalty": 1.2, "repetition_penalty": 1.3},
-        {"bad_words": [[30], [51, 34]]},
-        {"min_p": 0.2, "temperature": 0.9, "seed": 3},
-        {"frequency_penalty": 0.8, "temperature": 1.1, "seed": 3, "top_k": 7},
-    ],
-    ids="-".join,
-)
-def test_settings_that_look_back_hold_inside_blocks(settings: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("case", LOOKING_BACK)
+def test_settings_that_look_back_hold_inside_blocks(case: str, name: str) -> None:
     """Drafters that know the *unpenalised* text do not change the output (vLLM#42744, sglang#10617)."""
     truth = [*PROMPT, *greedy_ids()]
-    params = SamplingParams(max_tokens=24, **settings)
-    expected = plain(params).token_ids
-    assert list(expected) != truth[3:27]
-    engine = make_engine(tiny_model(), drafters_for(truth)[name], num_draft=5)
-    assert decode(engine, PROMPT, params).token_ids == expected
+    assert list(looking_back(case)) != truth[3:27]
+    engine = make_engine(tiny_model(), drafter_for(name, truth), num_draft=5)
+    done = decode(engine, PROMPT, SamplingParams(max_tokens=24, **LOOKING_BACK[case]))
+    assert done.token_ids == looking_back(case)
 
 
 def test_a_forbidden_oracle_token_is_not_emitted() -> None:
@@ -208,10 +217,11 @@ def test_a_forbidden_oracle_token_is_not_emitted() -> None:
     truth = [*PROMPT, *greedy_ids()]
     banned = sorted({truth[3], truth[5], truth[9]})
     params = SamplingParams(max_tokens=24, logit_bias=dict.fromkeys(banned, -100.0))
-    for drafter in drafters_for(truth).values():
-        done = decode(make_engine(tiny_model(), drafter, num_draft=6), PROMPT, params)
-        assert not set(banned) & set(done.token_ids)
-        assert done.token_ids == plain(params).token_ids
+    expected = plain(params).token_ids
+    assert not set(banned) & set(expected)
+    for name in DRAFTERS:
+        done = decode(make_engine(tiny_model(), drafter_for(name, truth), num_draft=6), PROMPT, params)
+        assert done.token_ids == expected
 
 
 @pytest.mark.parametrize("as_strings", [True, False])
@@ -223,7 +233,7 @@ def test_bad_words_hold_across_the_border_of_a_block(name: str, as_strings: bool
     words = [truth[3:6], truth[7:9], truth[11:13]]
     given = [tokenizer.decode(word) for word in words] if as_strings else words
     params = SamplingParams(max_tokens=24, bad_words=given)
-    engine = make_engine(tiny_model(), drafters_for(truth)[name], num_draft=4, tokenizer=tokenizer)
+    engine = make_engine(tiny_model(), drafter_for(name, truth), num_draft=4, tokenizer=tokenizer)
     done = decode(engine, PROMPT, params)
     assert not any(tokenizer.decode(word) in done.text for word in words)
     assert done.token_ids == plain(params, tokenizer=tokenizer).token_ids
@@ -234,13 +244,17 @@ def test_bad_words_hold_across_the_border_of_a_block(name: str, as_strings: bool
 # --- Logits processors ------------------------------------------------------------------------------------------------
 
 
+STUTTERING = (1, 2, 3)
+"""After this prompt the tiny model repeats itself at once: 28, 28, 28, 47, 55, 28."""
+
+
 def hugging_face_processors() -> dict[str, tuple[list[Any], dict[str, Any]]]:
     """Processors, and the arguments of ``generate`` that stand for them."""
     return {
         "no repeated n-gram": ([NoRepeatNGramLogitsProcessor(2)], {"no_repeat_ngram_size": 2}),
         "repetition": ([RepetitionPenaltyLogitsProcessor(1.4)], {"repetition_penalty": 1.4}),
-        "suppressed": ([SuppressTokensLogitsProcessor([2, 45, 40])], {"suppress_tokens": [2, 45, 40]}),
-        "bad words": ([NoBadWordsLogitsProcessor([[30], [51, 34]])], {"bad_words_ids": [[30], [51, 34]]}),
+        "suppressed": ([SuppressTokensLogitsProcessor([28, 55])], {"suppress_tokens": [28, 55]}),
+        "bad words": ([NoBadWordsLogitsProcessor([[55], [28, 28]])], {"bad_words_ids": [[55], [28, 28]]}),
         "a list of two": (
             LogitsProcessorList(
                 [NoRepeatNGramLogitsProcessor(2), MinNewTokensLengthLogitsProcessor(3, 9, [8], device="cpu")]
@@ -250,17 +264,29 @@ def hugging_face_processors() -> dict[str, tuple[list[Any], dict[str, Any]]]:
     }
 
 
+@functools.cache
+def unprocessed_by_generate() -> tuple[int, ...]:
+    """What ``generate`` gives without."""
+    return tuple(generate(tiny_model(), list(STUTTERING), 24))
+
+
+@functools.cache
+def processed_by_generate(case: str) -> tuple[int, ...]:
+    """What ``generate`` gives with its own arguments for these processors."""
+    return tuple(generate(tiny_model(), list(STUTTERING), 24, **hugging_face_processors()[case][1]))
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("case", hugging_face_processors())
 def test_hugging_face_processors_work_inside_blocks(case: str, name: str) -> None:
     """Processors of transformers give what ``generate`` gives with them, whatever is drafted (sglang#26330, #21724)."""
     processors, arguments = hugging_face_processors()[case]
-    expected = generate(tiny_model(), list(PROMPT), 24, **arguments)
-    truth = [*PROMPT, *greedy_ids()]
+    truth = [*STUTTERING, *unprocessed_by_generate()]
     config = EngineConfig(eos_token_ids=(8,) if "eos_token_id" in arguments else ())
-    engine = make_engine(tiny_model(), drafters_for(truth)[name], num_draft=5, config=config)
-    done = decode(engine, PROMPT, SamplingParams(max_tokens=24, logits_processors=processors))
-    assert list(done.token_ids) == expected
+    engine = make_engine(tiny_model(), drafter_for(name, truth), num_draft=5, config=config)
+    done = decode(engine, STUTTERING, SamplingParams(max_tokens=24, logits_processors=processors))
+    assert done.token_ids == processed_by_generate(case)
+    assert done.token_ids != unprocessed_by_generate()
 
 
 class Counting:
@@ -288,7 +314,7 @@ def test_a_processor_is_called_once_per_emitted_token(name: str, sampled: dict[s
     reference, processor = Counting(), Counting()
     expected = plain(SamplingParams(max_tokens=24, logits_processors=[reference], **sampled))
     truth = [*PROMPT, *expected.token_ids]
-    engine = make_engine(tiny_model(), drafters_for(truth)[name], num_draft=5)
+    engine = make_engine(tiny_model(), drafter_for(name, truth), num_draft=5)
     done = decode(engine, PROMPT, SamplingParams(max_tokens=24, logits_processors=[processor], **sampled))
     assert done.token_ids == expected.token_ids
     assert processor.seen == reference.seen == [[*PROMPT, *expected.token_ids[:count]] for count in range(24)]
@@ -409,21 +435,28 @@ GRAMMAR_DRAFTERS: dict[str, Callable[[Sequence[int]], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
+@functools.cache
+def grammatical(repeats: int, temperature: float) -> Completion:
+    """Plain output under a grammar."""
+    params = SamplingParams(max_tokens=26, temperature=temperature, seed=3, logits_processors=[Grammar(repeats)])
+    return plain(params, config=EngineConfig(eos_token_ids=(END,)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("repeats", [3, 100])
 @pytest.mark.parametrize("name", GRAMMAR_DRAFTERS)
-def test_a_grammar_is_obeyed_inside_blocks(name: str, repeats: int, sampled: dict[str, Any]) -> None:
+def test_a_grammar_is_obeyed_inside_blocks(name: str, repeats: int, temperature: float) -> None:
     """Drafts that break the grammar or go on after its end change nothing (vLLM#44006, #46118, sglang#21723).
 
     The matcher ends in the state that the committed tokens lead to: it was never advanced by a rejected one (vLLM#9423,
     #53777, #54437, sglang#9187, #24283).
     """
-    config = EngineConfig(eos_token_ids=(END,))
-    expected = plain(SamplingParams(max_tokens=26, logits_processors=[Grammar(repeats)], **sampled), config=config)
+    expected = grammatical(repeats, temperature)
     matcher = Grammar(repeats)
     drafter = GRAMMAR_DRAFTERS[name]([*PROMPT, *expected.token_ids])
-    engine = make_engine(tiny_model(), drafter, num_draft=5, config=config)
-    done = decode(engine, PROMPT, SamplingParams(max_tokens=26, logits_processors=[matcher], **sampled))
+    engine = make_engine(tiny_model(), drafter, num_draft=5, config=EngineConfig(eos_token_ids=(END,)))
+    params = SamplingParams(max_tokens=26, temperature=temperature, seed=3, logits_processors=[matcher])
+    done = decode(engine, PROMPT, params)
     assert done.token_ids == expected.token_ids
     assert len(set(done.token_ids)) > (5 if repeats == 3 else 12)
     assert done.finish_reason == ("stop" if repeats == 3 else "length")

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from specflow_llm.kv_cache import BlockPlan, SlotCache, SlotError, SlotLayer
+from specflow_llm.errors import SlotError
+from specflow_llm.kv_cache import BlockPlan, SlotCache, SlotLayer
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, KEY_SIZE, VALUE_SIZE = 2, 3, 2, 4

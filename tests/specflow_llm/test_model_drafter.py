@@ -210,6 +210,29 @@ class RewoundTooFar(WrongOnce):
         return unrun
 
 
+class CountsReruns(ModelDrafter):
+    """Notes how many committed tokens it has to run at the beginning of each draft."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model, target_vocab_size=VOCAB)
+        self.unrun: list[int] = []
+
+    def _unrun(self, request, row) -> list[int]:  # type: ignore[no-untyped-def] # noqa: ANN001
+        unrun = super()._unrun(request, row)
+        self.unrun.append(len(unrun))
+        return unrun
+
+
+def test_no_committed_token_is_run_twice() -> None:
+    """A draft begins with the anchor alone, and with the last draft before it where all of them were accepted."""
+    model = tiny_model("llama")
+    drafter = CountsReruns(near_copy(model, noise=0.05))
+    run = decode(model, [[1, 2, 3]], [60], drafter=drafter, policy=Fixed(3))
+    assert 0 < run.accepted < run.admitted
+    expected = [2 if report.accepted == report.drafted else 1 for report in run.reports]
+    assert drafter.unrun == [1, *expected[: len(drafter.unrun) - 1]]
+
+
 def test_a_draft_cache_rewound_too_far_is_noticed() -> None:
     """The test above notices a draft cache that loses two entries a round: output stays right, acceptance falls."""
     model = tiny_model("llama")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_PROMPTS = 100
 NEW_TOKENS = 48
 PACKED_MARGIN = 1e-2
-"""Packed layers add the same products in another order. Where a token differs, the two best logits must be this close."""
+"""Packed layers sum in another order. Where a token differs, the two best logits must be this close."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from specflow_llm.architecture import inspect_model
-from specflow_llm.kv_cache import SlotError
+from specflow_llm.errors import SlotError
 from specflow_llm.recurrent import RecurrentTarget, clone_cache
 from specflow_llm.selfcheck import build_target
 from specflow_llm.target import SlotTarget, Target, TargetOutput

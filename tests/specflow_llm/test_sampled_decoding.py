@@ -13,7 +13,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specflow.types import Mode
+from specflow.admission import Frontier
+from specflow.protocols import Policy
+from specflow.types import ChainView, Mode, RoundReport
 from specflow_llm import Completion, Drafter, DrafterBase, DraftRequest, EngineConfig, Proposal, SamplingParams
 from specflow_llm.config import Verification
 from specflow_llm.drafters import ModelDrafter, NGramDrafter
@@ -325,13 +327,14 @@ def worst_p(counts: torch.Tensor, joint: torch.Tensor) -> float:
 
 
 def sampled_counts(
-    drafter: Drafter | None, rule: Verification, *, num_samples: int, **settings: Any
+    drafter: Drafter | None, rule: Verification, *, num_samples: int, policy: Policy | None = None, **settings: Any
 ) -> tuple[torch.Tensor, float]:
     """[V, V, V] how often each output of three tokens was generated, and the share of drafted tokens accepted."""
     engine = make_engine(
         LawTarget(forgetful_law(0), SMALL),
         drafter,
         num_draft=3,
+        policy=policy,
         config=EngineConfig(max_batch_size=NUM_REQUESTS, verification=rule),
     )
     size = 3 * num_samples // NUM_REQUESTS
@@ -400,6 +403,58 @@ def test_a_drafter_that_lies_about_its_law_is_caught() -> None:
     assert worst_p(counts, joint) < 1e-12
     counts, _ = sampled_counts(liar, "one_hot", num_samples=384, temperature=0.9)
     assert worst_p(counts, joint) > THRESHOLD
+
+
+class Peeking(LawDrafter):
+    """Its survival estimates give away the tokens: certain for small ids, hopeless for large ones."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """Sampled chains with treacherous estimates."""
+        proposals = []
+        for proposal in super().propose(requests):
+            good = [float(token < SMALL // 2) for token in proposal.token_ids]
+            survival = list(itertools.accumulate(good, min))
+            proposals.append(Proposal(proposal.token_ids, proposal.probs, survival))
+        return proposals
+
+
+class CutsBeforeDoubt:
+    """Executes a draft up to its first doubtful token; ``reveals`` says openly that it looks before it decides."""
+
+    def __init__(self, *, reveals: bool) -> None:
+        self._reveals = reveals
+
+    def limits(self, chains: Sequence[ChainView]) -> Sequence[int]:
+        """Three tokens each."""
+        return [3] * len(chains)
+
+    def admit(self, frontier: Frontier) -> None:
+        """Admit while the next estimate is good."""
+        for index in range(len(frontier)):
+            if self._reveals:
+                frontier.reveal(index)
+            while (frontier.survival(index) or 0.0) > 0.5:
+                frontier.admit(index)
+
+    def observe(self, report: RoundReport) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.slow)])
+def test_looking_ahead_costs_acceptance_not_exactness(rule: Verification) -> None:
+    """A policy that looks at what it decides about, and says so, is verified by the one-hot rule and bends nothing.
+
+    One that hides it (through estimates that depend on the token) bends the law, and the test sees it: this is the
+    counter-example of DSpark, appendix A.
+    """
+    joint = joint_law(forgetful_law(0), temperature=0.9)
+
+    def counts(*, reveals: bool) -> torch.Tensor:
+        drafter, policy = Peeking(forgetful_law(1)), CutsBeforeDoubt(reveals=reveals)
+        return sampled_counts(drafter, rule, num_samples=768, policy=policy, temperature=0.9)[0]
+
+    assert worst_p(counts(reveals=True), joint) > THRESHOLD
+    assert worst_p(counts(reveals=False), joint) < 1e-6
 
 
 @pytest.mark.parametrize(("num_samples", "bias"), [(768, 0.1), pytest.param(6144, 0.03, marks=pytest.mark.slow)])

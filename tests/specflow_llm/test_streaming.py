@@ -249,6 +249,31 @@ def test_a_drafter_that_fails_once_loses_no_token() -> None:
     assert tokens == truth("abc")[3:23]
 
 
+def test_an_interrupted_round_leaves_the_others_as_they_were() -> None:
+    """An interrupt in the middle of verification undoes what other rows had settled: nothing is lost or doubled."""
+    llm = near_llm()
+    params = SamplingParams(max_tokens=LENGTH, stop="@@", logprobs=0)
+
+    def interrupt(ids: torch.Tensor, _scores: None) -> bool:
+        if ids.shape[1] == 9:
+            raise KeyboardInterrupt
+        return False
+
+    before = llm.stream("hello there", params)
+    next(before)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("abc", SamplingParams(max_tokens=LENGTH, stopping_criteria=[interrupt]))
+    text = "".join(chunk.text for chunk in llm.stream("z", params))
+    rest = list(before)
+    expected = char_llm(speculation=None).generate(["hello there", "z"], params)
+    completion = rest[-1].completion
+    assert completion is not None
+    assert completion.text == expected[0].text
+    assert completion.token_ids == expected[0].token_ids
+    assert text == expected[1].text
+    assert llm.engine.num_unfinished == 0
+
+
 def test_a_cancelled_request_is_reported_even_if_the_round_raises() -> None:
     """The update of a request that ended before a failing round is delivered by the next step."""
 
