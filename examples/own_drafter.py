@@ -30,11 +30,11 @@ class LastTime(DrafterBase):
         return []
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Check the drafter and print what it gains."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="measure the gain on this model instead of a tiny random one")
-    name = parser.parse_args().model
+    name = parser.parse_args(arguments).model
     llm = LLM(name, speculation=None) if name else None
     report = check_drafter(
         LastTime,

@@ -19,11 +19,15 @@ from .provenance import provenance
 PROMPT = (
     "Write this text again as a list, one sentence per line. Keep the words as they are.\n\n"
     "A river begins as a small spring in the hills. Rain and melting snow make it wider. On its way to the sea it "
-    "carries sand and stones, turns the wheels of mills, and gives water to fields and towns. Boats follow it with wood "
-    "and grain. In dry summers it grows thin and slow, and in spring it floods the meadows. Where it meets the sea, it "
-    "slows down and builds a delta of fertile mud."
+    "carries sand and stones, turns the wheels of mills, and gives water to fields and towns. Boats follow it with "
+    "wood and grain. In dry summers it grows thin and slow, and in spring it floods the meadows. Where it meets the "
+    "sea, it slows down and builds a delta of fertile mud."
 )
 """Asks for copying, where looking up the prompt's own words works best. Free text gains less: see ``bench``."""
+
+
+UNSTEADY = 1.5
+"""Runs of the same work that differ by this factor were disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,18 @@ class DemoReport:
                 f"Speculation was NOT faster here: {self.ratio:.2f} times the speed of plain decoding, although a "
                 f"target forward gave {tau:.2f} tokens. {self.explanation}"
             )
-        if self.identical:
-            return told
-        return f"{told} {self._difference}"
+        return " ".join(part for part in (told, self._doubt, "" if self.identical else self._difference) if part)
+
+    @property
+    def _doubt(self) -> str:
+        """A caution where runs of one kind took very different times."""
+        if all(max(trial.seconds) < UNSTEADY * min(trial.seconds) for trial in (self.plain, self.speculative)):
+            return ""
+        fastest = min(self.plain.seconds) / min(self.speculative.seconds)
+        return (
+            "Equal runs took very different times, so the machine was busy with other work: do not trust these seconds "
+            f"(the ratio of the fastest runs is {fastest:.2f}). The counts are not affected."
+        )
 
     @property
     def _difference(self) -> str:

@@ -225,7 +225,7 @@ def _transformers(
             settings.assistant, dtype=loaded.model.dtype, device=loaded.model.device, pack=False, notify=notify
         )
         rows.append(row(f"assisted {settings.assistant}", speculates=True, assistant_model=assistant.model))
-    if "packed" in models:
+    if settings.ablations and "packed" in models:
         rows.append(row("generate + packing", "packed"))
     return rows
 
@@ -238,6 +238,8 @@ def _ours(
         speculations[drafter] = Speculation(
             drafter=drafter, max_draft_tokens=settings.draft_tokens, policy=settings.policy
         )
+    if not settings.ablations and "packed" in models:
+        models = {"packed": models["packed"]}
     rows: list[Candidate] = []
     for label, speculation in speculations.items():
         for kind, model in models.items():

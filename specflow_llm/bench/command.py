@@ -42,6 +42,7 @@ def bench_command(  # noqa: PLR0913 - one argument per option
     baselines: Annotated[
         str, typer.Option(help=f"What to compare with, separated by commas: {', '.join(BASELINES)}.")
     ] = "generate,prompt-lookup",
+    ablations: Annotated[bool, typer.Option(help="Also run the rows that separate packing from speculation.")] = True,
     assistant: Annotated[str | None, typer.Option(help="Smaller model for transformers' assisted generation.")] = None,
     lookup_tokens: Annotated[
         str, typer.Option(help="Settings of transformers' prompt lookup, separated by commas.")
@@ -75,6 +76,7 @@ def bench_command(  # noqa: PLR0913 - one argument per option
         policy=policy,
         baselines=names,
         lookup_tokens=_numbers(lookup_tokens),
+        ablations=ablations,
         assistant=assistant,
         dtype=dtype,
         device=device,

@@ -110,7 +110,7 @@ class _Runner:
         self._setup = setup
         self._notify = notify
         self._checks: list[Check] = []
-        self._repeatable: Finding = (Outcome.SKIPPED, "")
+        self._desk = Desk(setup)
         self.broken = False
         """A check ended with an error: the drafter cannot be measured."""
 
@@ -139,7 +139,7 @@ class _Runner:
 
     def _limits(self) -> Finding:
         """Requests with different limits in one call, 0 among them."""
-        desk, drafter = Desk(self._setup), self._setup.drafter()
+        desk, drafter = self._desk, self._setup.drafter()
         log, before = self._setup.log, dict(self._setup.log.violations)
         rows = dict(enumerate([*desk.texts, desk.texts[1]]))
         limits = {0: 0, 1: 1, 2: self._setup.max_draft_tokens, 3: 0, 4: 3}
@@ -177,7 +177,7 @@ class _Runner:
         self._run(names[3], Concern.EXACTNESS, found[0].truncated_law)
 
     def _run_state(self) -> None:
-        setup, desk = self._setup, Desk(self._setup)
+        setup, desk = self._setup, self._desk
         names = ("forgets rejected tokens", "rows are independent")
         if setup.learns:
             reason = LEARNS

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -142,12 +142,12 @@ class SampledRuns:
     def _params(seed: int) -> SamplingParams:
         return SamplingParams(max_tokens=LAW_LENGTH, temperature=1.0, top_k=LAW_TOP_K, seed=seed, ignore_eos=True)
 
-    def _sample(self, policy: Policy, rule: Verification, first_seed: int) -> Counter[Hashable]:
+    def _sample(self, policy: Policy, rule: Verification, first_seed: int) -> Counter[tuple[int, ...]]:
         """Completions by token ids. Seeds only make the run repeatable: the rule is a ratio rule, not the coupled."""
         drafter = self._setup.drafter()
         drafter.watchers.append(self._watching)
         llm = self._setup.llm(drafter, policy, verification=rule, max_batch_size=LAW_BATCH)
-        counts: Counter[Hashable] = Counter()
+        counts: Counter[tuple[int, ...]] = Counter()
         seeds = range(first_seed, first_seed + self._setup.samples)
         for begin in range(0, len(seeds), LAW_BATCH):
             chunk = seeds[begin : begin + LAW_BATCH]
@@ -224,7 +224,7 @@ def _shift(evidence: Evidence) -> float:
 @torch.inference_mode()
 def exact_law(
     model: PreTrainedModel, prompt: Sequence[int], params: SamplingParams, length: int
-) -> Mapping[Hashable, float]:
+) -> dict[tuple[int, ...], float]:
     """The probability of every completion of ``length`` tokens, by enumeration with plain forwards.
 
     Args:
@@ -245,4 +245,4 @@ def exact_law(
             for token in probs.nonzero().flatten().tolist():
                 longer[(*prefix, token)] = mass * float(probs[token])
         law = longer
-    return {sequence: mass for sequence, mass in law.items()}  # noqa: C416 - dict() would keep the narrower key type
+    return law

@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+
+CellT = TypeVar("CellT", bound=Hashable)
 
 SIGNIFICANCE = 1e-8
 """A test fails below this p-value."""
@@ -50,7 +53,7 @@ def chi_square_tail(statistic: float, degrees: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def goodness_of_fit(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> Evidence:
+def goodness_of_fit(counts: Mapping[CellT, int], law: Mapping[CellT, float]) -> Evidence:
     """Pearson's chi-square test of independent observations against a law that is known exactly.
 
     Args:

@@ -123,8 +123,11 @@ def comparison(report: DemoReport) -> Any:
         metrics.target_forwards / plain.metrics.target_forwards,
     )
     row("mean accepted length", f"{plain.metrics.mean_accepted_length:.2f}", f"{metrics.mean_accepted_length:.2f}")
-    for position, share in enumerate(metrics.acceptance_by_position, start=1):
-        row("acceptance by position" if position == 1 else "", "", f"{position}: {format_percent(share)}")
+    shares = [format_percent(share) for share in metrics.acceptance_by_position]
+    for first in range(0, max(1, len(shares)), 4):
+        last = min(first + 4, len(shares))
+        label = f"acceptance by position, {first + 1} to {last}" if shares else "acceptance by position"
+        row(label, "", " ".join(shares[first:last]) or "nothing verified")
     row("accepted / verified (VPR)", "", format_percent(metrics.verification_pass_rate))
     row("accepted / drafted (DU)", "", format_percent(metrics.draft_utilisation))
     row("identical output", "", "yes" if report.identical else "NO")

@@ -4,7 +4,7 @@ import copy
 import functools
 import json
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from specflow.errors import InvalidSettingError
 from specflow_llm import DrafterBase, DrafterError, DraftRequest, Proposal, SamplingParams
-from specflow_llm.checker import Outcome, check_drafter, tiny_target
+from specflow_llm.checker import DrafterReport, Outcome, check_drafter, tiny_target
 from specflow_llm.checker.contract import ContractLog
 from specflow_llm.checker.exactness import SampledRuns
 from specflow_llm.checker.gain import measure_gain
@@ -21,8 +21,10 @@ from specflow_llm.checker.statistics import DrawTest, chi_square_tail, detectabl
 from specflow_llm.drafters import Drafter, ModelDrafter, NGramDrafter, RowId
 from specflow_llm.sampling import RowSampler, Rule
 
-FEW = {"samples": 128, "max_tokens": 6}
-"""Enough for the faults below, which are large; the default sees smaller ones."""
+
+def quick_check(factory: Callable[[], Drafter], *, samples: int = 128, learns: bool = False) -> DrafterReport:
+    """A check with few samples: enough for the faults below, which are large; the default sees smaller ones."""
+    return check_drafter(factory, samples=samples, max_tokens=6, learns=learns)
 
 
 @functools.cache
@@ -64,7 +66,10 @@ class Bigram(DrafterBase):
 
     def draft(self, request: DraftRequest) -> Proposal:
         """One request's draft."""
-        history, tokens, probs, survival = request.token_ids, [], [], []
+        history = request.token_ids
+        tokens: list[int] = []
+        probs: list[torch.Tensor] = []
+        survival: list[float] = []
         last, alive = history[-1], 1.0
         for index in range(request.limit):
             token, law, confidence = request.sampler.draft(bigram_logits()[last], history, tokens, len(history) + index)
@@ -130,7 +135,7 @@ GOOD: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_good_drafters_pass(name: str) -> None:
     """A drafter that keeps the rules passes every check; a false alarm has odds below one in a million."""
-    report = check_drafter(GOOD[name], samples=48 if name == "model" else 192, max_tokens=6)
+    report = quick_check(GOOD[name], samples=48 if name == "model" else 192)
     assert report.ok, str(report)
     assert report.is_exact
     assert report.gain is not None
@@ -164,7 +169,9 @@ class SoftArgmax(Bigram):
 
     def draft(self, request: DraftRequest) -> Proposal:
         """Argmax, with probabilities."""
-        history, tokens, probs = request.token_ids, [], []
+        history = request.token_ids
+        tokens: list[int] = []
+        probs: list[torch.Tensor] = []
         for _ in range(request.limit):
             logits = bigram_logits()[tokens[-1] if tokens else history[-1]]
             tokens.append(int(logits.argmax()))
@@ -330,7 +337,7 @@ FAULTY: dict[type[Drafter], tuple[str, str, bool]] = {
 def test_faulty_drafters_are_caught(faulty: Callable[[], Drafter]) -> None:
     """Each known fault fails the check that is there for it, with a reason that names it."""
     name, words, exact = FAULTY[faulty]  # type: ignore[index]
-    report = check_drafter(faulty, **FEW)
+    report = quick_check(faulty)
     check = report.check(name)
     assert check.outcome is Outcome.FAILED, str(report)
     assert words in check.reason
@@ -365,7 +372,7 @@ def test_a_drafter_with_its_own_generator_is_not_compared_with_itself() -> None:
         def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
             return [Proposal(torch.randint(16, (request.limit,), generator=generator).tolist()) for request in requests]
 
-    report = check_drafter(Dice, **FEW)
+    report = quick_check(Dice)
     assert report.ok
     assert report.check("forgets rejected tokens").outcome is Outcome.SKIPPED
     assert "generator of its own" in report.check("rows are independent").reason
@@ -373,7 +380,7 @@ def test_a_drafter_with_its_own_generator_is_not_compared_with_itself() -> None:
 
 def test_declared_learning_is_respected() -> None:
     """A drafter that learns across requests on purpose is not blamed for it when that is declared."""
-    report = check_drafter(OneMemoryForAll, learns=True, **FEW)
+    report = quick_check(OneMemoryForAll, learns=True)
     assert report.ok
     assert report.check("rows are independent").outcome is Outcome.SKIPPED
 
@@ -385,7 +392,7 @@ def test_a_silent_drafter_is_exact_and_gains_nothing() -> None:
         def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
             return [Proposal([]) for _ in requests]
 
-    report = check_drafter(Silent, **FEW)
+    report = quick_check(Silent)
     assert report.ok
     assert report.check("forgets rejected tokens").outcome is Outcome.SKIPPED
     assert report.gain is not None
@@ -408,7 +415,7 @@ def test_a_perfect_drafter_gains_a_whole_block_per_round() -> None:
 
 def test_reports_are_plain_data_and_text() -> None:
     """A report becomes JSON and text that both name the verdict, every check and the gain."""
-    report = check_drafter(Lookup, **FEW)
+    report = quick_check(Lookup)
     data = json.loads(json.dumps(report.as_dict()))
     assert data["ok"] is True
     assert data["verdict"] == report.verdict
@@ -520,7 +527,7 @@ def test_chi_square_tails_are_those_of_the_tables(statistic: float, degrees: int
 
 def test_an_impossible_observation_contradicts_by_itself() -> None:
     """A single observation in a cell of probability 0 refutes the law."""
-    law: dict[Hashable, float] = {"a": 1.0}
+    law = {"a": 1.0}
     assert goodness_of_fit({"a": 10, "b": 1}, law).contradicts
     assert not goodness_of_fit({"a": 11}, law).contradicts
 
@@ -528,7 +535,7 @@ def test_an_impossible_observation_contradicts_by_itself() -> None:
 def test_goodness_of_fit_sees_the_shift_it_promises() -> None:
     """Counts shifted by twice the detectable distance are refused, unshifted ones are not."""
     samples, cells = 4000, 16
-    law: dict[Hashable, float] = dict.fromkeys(range(cells), 1.0 / cells)
+    law = dict.fromkeys(range(cells), 1.0 / cells)
     shift = 2.0 * detectable_shift(samples, cells - 1)
     fair = dict.fromkeys(range(cells), samples // cells)
     assert not goodness_of_fit(fair, law).contradicts

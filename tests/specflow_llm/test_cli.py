@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner, Result
 
 from specflow.errors import InvalidSettingError
+from specflow.types import Mode
 from specflow_llm import LLM, Completion, SamplingParams
 from specflow_llm.cli import app
 from specflow_llm.cli.app import COMMANDS, guarded, main
@@ -24,6 +25,7 @@ from specflow_llm.cli.check_drafter import find_factory
 from specflow_llm.cli.models import status
 from specflow_llm.demo import DemoReport, Trial, run_demo
 from specflow_llm.display import console, counting, format_bytes, format_percent, loading, state_rows
+from specflow_llm.drafters import RowId
 from specflow_llm.hub import BUILTIN_MODELS, DEMO_MODEL, BuiltinModel, ensure_builtin, fetch_builtin
 from specflow_llm.metrics import MetricsBuilder
 from tests.specflow_llm.models import tiny_model
@@ -587,9 +589,9 @@ def trial(seconds: float, *, rounds: int, tokens: Sequence[int] = range(100)) ->
     for _ in range(rounds):
         builder.add_counts(drafted=0, admitted=0, accepted=0, emitted=len(tokens) // rounds)
     completion = Completion(
-        request_id=0, prompt_token_ids=(), token_ids=tuple(tokens), text="", finish_reason="length", stop_detail=None,
-        logprobs=None, seed=0, mode=None, metrics=builder.build({}),
-    )  # type: ignore[arg-type] # fmt: skip
+        request_id=RowId(0), prompt_token_ids=(), token_ids=tuple(tokens), text="", finish_reason="length",
+        stop_detail=None, logprobs=None, seed=0, mode=Mode.EXACT, metrics=builder.build({}),
+    )  # fmt: skip
     return Trial((seconds,) * 3, completion)
 
 
@@ -605,8 +607,16 @@ def test_the_demo_is_honest() -> None:
     assert "NOT faster" in report(1.25).conclusion
     assert "0.80 times" in report(1.25).conclusion
     assert "Because." in report(1.25).conclusion
+    assert "busy" not in report(0.5).conclusion
     assert "must not happen" in report(0.5, identical=False).conclusion
     assert "round differently" in report(0.5, identical=False, dtype="bfloat16").conclusion
+
+
+def test_the_demo_distrusts_a_busy_machine() -> None:
+    """Where equal runs took very different times, the conclusion says so and gives the ratio of the fastest."""
+    steady = report(0.5)
+    disturbed = dataclasses.replace(steady, plain=dataclasses.replace(steady.plain, seconds=(1.0, 9.0, 9.0)))
+    assert "fastest runs is 2.00" in disturbed.conclusion
 
 
 # --- check-drafter ----------------------------------------------------------------------------------------------------
@@ -683,7 +693,7 @@ def test_what_is_no_factory_is_refused(name: str, words: str) -> None:
 
 def test_factories_are_found_in_files_and_classes(own_file: str) -> None:
     """Dots reach into classes, and a value that cannot be called is refused."""
-    assert find_factory(f"{own_file}:Kit.one").__name__ == "Nothing"  # type: ignore[attr-defined]
+    assert find_factory(f"{own_file}:Kit.one").__name__ == "Nothing"
     with pytest.raises(typer.BadParameter, match="is a int"):
         find_factory(f"{own_file}:Kit.number")
 
@@ -702,15 +712,12 @@ def test_options_that_need_a_model_say_so() -> None:
     assert "--model" in result.stderr
 
 
-def test_the_example_says_what_its_drafter_is_worth() -> None:
+def test_the_example_says_what_its_drafter_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
     """The example's drafter is exact, by its own account."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "own_drafter.py")],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=100, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("LastTime is exact")
-    assert "tokens per target forward" in done.stdout
+    find_factory(f"{ROOT / 'examples' / 'own_drafter.py'}:main")([])  # type: ignore[call-arg]
+    shown = capsys.readouterr().out
+    assert shown.startswith("LastTime is exact")
+    assert "tokens per target forward" in shown
 
 
 # --- Display ----------------------------------------------------------------------------------------------------------

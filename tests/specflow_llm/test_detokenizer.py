@@ -133,10 +133,20 @@ def test_no_piece_ends_inside_a_character(name: str) -> None:
 
 def test_text_before_half_a_character_is_not_held() -> None:
     """A token that ends a word and begins a character releases the word, and with it a stop string."""
-    tokenizer = ByteTokenizer()
-    detokenizer = Detokenizer(tokenizer)
-    assert detokenizer.push([*b"end.", 0xF0, 0x9F]) == "end."
+
+    class WithPieces(ByteTokenizer):
+        PIECE = 257
+
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+            del skip_special_tokens
+            pieces = [b"end. \xf0\x9f" if token == self.PIECE else bytes([token]) for token in token_ids]
+            return b"".join(pieces).decode("utf-8", errors="replace")
+
+    detokenizer = Detokenizer(WithPieces())
+    assert detokenizer.push([WithPieces.PIECE]) == "end. "
     assert detokenizer.push([0x98, 0x80]) == "😀"
+    assert detokenizer.push([WithPieces.PIECE, 0x98]) == "end. "
+    assert detokenizer.flush() == "\ufffd"
 
 
 def test_the_window_stays_short() -> None:

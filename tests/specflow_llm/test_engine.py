@@ -243,6 +243,35 @@ def test_unknown_requests_are_ignored() -> None:
     assert decode(engine, [1, 2], SamplingParams(max_tokens=5)).finish_reason != "cancelled"
 
 
+@pytest.mark.parametrize("where", ["stopping_criteria", "logits_processors"])
+def test_a_request_whose_own_code_raises_is_over(where: str) -> None:
+    """Its last update carries the error and no tokens of that round, its row is free, and its neighbour goes on."""
+    error = RuntimeError("broken")
+
+    def breaks(ids: torch.Tensor, scores: torch.Tensor | None) -> Any:
+        if ids.shape[1] >= 7:
+            raise error
+        return False if scores is None else scores
+
+    drafter = WalkDrafter()
+    engine = walk_engine(drafter)
+    settings: dict[str, Any] = {where: [breaks]}
+    broken = engine.submit([1, 2], SamplingParams(max_tokens=20, ignore_eos=True, **settings))
+    neighbour = engine.submit([3, 4], SamplingParams(max_tokens=20))
+    updates: dict[int, list[Update]] = {broken: [], neighbour: []}
+    while not updates[broken] or updates[broken][-1].error is None:
+        for update in engine.step():
+            updates[update.request_id].append(update)
+    assert updates[broken][-1] == Update(broken, (), "", None, error)
+    tokens = [token for update in updates[broken] for token in update.token_ids]
+    assert tokens == walk([1, 2], 20, stop_ids=())[: len(tokens)]
+    assert broken not in drafter.live
+    assert broken not in {row.row_id for row in engine.backend.rows}
+    while engine.num_unfinished:
+        updates[neighbour].extend(engine.step())
+    assert list(collect(updates[neighbour]).completion.token_ids) == walk([3, 4], 20)
+
+
 # --- Figures ----------------------------------------------------------------------------------------------------------
 
 

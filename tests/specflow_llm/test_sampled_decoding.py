@@ -20,7 +20,7 @@ from specflow_llm import Completion, Drafter, DrafterBase, DraftRequest, EngineC
 from specflow_llm.config import Verification
 from specflow_llm.drafters import ModelDrafter, NGramDrafter
 from tests.specflow_llm.drafters import AdversaryDrafter, OracleDrafter, RandomDrafter
-from tests.specflow_llm.harness import LawTarget, decode, drive, make_engine, scripted
+from tests.specflow_llm.harness import LawTarget, Request, decode, drive, make_engine, scripted
 from tests.specflow_llm.models import VOCAB, near_copy, tiny_model
 
 PROMPTS = ((1, 2, 3), (7, 7, 7, 7, 7, 7), (50, 4, 9, 4, 9, 4), (33,))
@@ -57,26 +57,33 @@ def sample(
 # --- Seeds ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"top_k": 5},
-        {"top_p": 0.8, "min_p": 0.02},
-        {"temperature": 1.6, "frequency_penalty": 0.7, "presence_penalty": 0.3, "repetition_penalty": 1.2},
-        {"logit_bias": {5: -100.0, 6: 3.0}, "bad_words": [[9], [4, 9]]},
-    ],
-    ids=["plain", "top_k", "nucleus", "penalties", "bias"],
-)
+SEEDED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top_k": {"top_k": 5},
+    "nucleus": {"top_p": 0.8, "min_p": 0.02},
+    "penalties": {"temperature": 1.6, "frequency_penalty": 0.7, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+    "bias": {"logit_bias": {5: -100.0, 6: 3.0}, "bad_words": [[9], [4, 9]]},
+}
+
+
+def seeded_requests(case: str) -> list[Request]:
+    """One request for each prompt."""
+    return [(prompt, SamplingParams(**{**SAMPLED, **SEEDED[case], "seed": 11})) for prompt in PROMPTS]
+
+
+@functools.cache
+def plain_tokens(case: str) -> list[tuple[int, ...]]:
+    """What they give without speculation; not to be changed."""
+    return [done.token_ids for done in sample(None, seeded_requests(case))]
+
+
+@pytest.mark.parametrize("case", SEEDED)
 @pytest.mark.parametrize("name", drafters())
-def test_a_seed_gives_the_same_tokens_with_or_without_speculation(name: str, settings: dict[str, Any]) -> None:
+def test_a_seed_gives_the_same_tokens_with_or_without_speculation(name: str, case: str) -> None:
     """Tokens of a seeded request do not depend on the drafter, on the draft length, or on drafting at all."""
-    params = SamplingParams(**{**SAMPLED, **settings, "seed": 11})
-    requests = [(prompt, params) for prompt in PROMPTS]
-    plain = sample(None, requests)
-    for num_draft in (5,) if settings else (1, 5):
-        drafted = sample(drafters()[name](), requests, num_draft=num_draft)
-        assert [done.token_ids for done in drafted] == [done.token_ids for done in plain]
+    for num_draft in (1, 5) if case == "plain" else (5,):
+        drafted = sample(drafters()[name](), seeded_requests(case), num_draft=num_draft)
+        assert [done.token_ids for done in drafted] == plain_tokens(case)
         assert {done.mode for done in drafted} == {Mode.EXACT}
     if name == "same model":
         # The draft follows the target's own noise, so that nearly all of it is accepted.
@@ -378,7 +385,7 @@ def assert_law_holds(case: str, num_samples: int) -> None:
     assert worst_p(counts, joint_law(forgetful_law(0), **settings)) > THRESHOLD
 
 
-@pytest.mark.parametrize("case", ["model, token", "model, block", "lookup, one-hot", "top-k and top-p, block"])
+@pytest.mark.parametrize("case", ["model, token", "model, block", "lookup, one-hot"])
 def test_a_drafter_leaves_the_law_alone(case: str) -> None:
     """Drafted tokens follow the target's joint law (a quick look, 768 samples)."""
     assert_law_holds(case, 768)
@@ -451,7 +458,7 @@ def test_looking_ahead_costs_acceptance_not_exactness(rule: Verification) -> Non
 
     def counts(*, reveals: bool) -> torch.Tensor:
         drafter, policy = Peeking(forgetful_law(1)), CutsBeforeDoubt(reveals=reveals)
-        return sampled_counts(drafter, rule, num_samples=768, policy=policy, temperature=0.9)[0]
+        return sampled_counts(drafter, rule, num_samples=576, policy=policy, temperature=0.9)[0]
 
     assert worst_p(counts(reveals=True), joint) > THRESHOLD
     assert worst_p(counts(reveals=False), joint) < 1e-6

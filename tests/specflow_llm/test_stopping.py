@@ -438,6 +438,25 @@ def test_rewinding_forgets_what_came_after_the_mark(settings: dict[str, Any]) ->
         assert watched.text == expected.text
 
 
+def test_rewinding_takes_tokens_back_from_criteria() -> None:
+    """After a rewind a criterion is shown the sequence without the tokens that were taken back."""
+    criterion = EveryCall(-1)
+    watched = stopper(max_tokens=9, stopping_criteria=(criterion,))
+    watched.accept([4])
+    mark = watched.mark()
+    watched.accept([5, 6])
+    watched.rewind(mark)
+    watched.accept([7])
+    assert criterion.calls[-1] == [*PROMPT, 4, 7]
+
+
+def test_end_ids_before_the_minimum_do_not_stop() -> None:
+    """An end id that comes too early all the same (nothing else was possible) is an ordinary token."""
+    watched = stopper(max_tokens=9, min_tokens=2)
+    assert watched.accept([9, 9]) == (2, None)
+    assert watched.accept([9, 9]) == (1, Stop(FinishReason.STOP, 9))
+
+
 def test_the_audit_notices_a_cache_that_is_not_cut() -> None:
     """The auditor of these tests fails when the target holds positions behind the stop."""
     truth = [*PROMPT, *SCRIPT]
