@@ -19,6 +19,7 @@ _SLOT_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attent
 _RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "moe", "mlp"})
 _RECURRENT_MODEL_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"})
 _ALIBI_MODEL_TYPES = frozenset({"bloom", "mpt"})
+_OWN_MASK_MODEL_TYPES = frozenset({"gpt_neo"})
 
 
 class StateKind(Enum):
@@ -104,7 +105,7 @@ def inspect_model(model: PreTrainedModel) -> Architecture:
         switches_attention=_switches_attention(model, attention),
         can_limit_logits="logits_to_keep" in parameters,
         vocab_size=int(config.vocab_size),
-        context_length=_context_length(config),
+        context_length=_usable_context(config),
     )
 
 
@@ -117,6 +118,12 @@ def _refuse_unsupported(name: str, model: PreTrainedModel, parameters: object) -
             name,
             "its ALiBi position bias is derived from a padding mask, which cannot describe rows that roll back",
             "use a model with rotary, learned or no position encoding",
+        )
+    if config.model_type in _OWN_MASK_MODEL_TYPES:
+        raise UnsupportedModelError(
+            name,
+            "its attention cuts a causal mask of its own to the batch's longest row; shorter rows would see too little",
+            "use a model whose attention takes its mask as given",
         )
     if "input_ids" not in parameters:  # type: ignore[operator]
         raise UnsupportedModelError(name, "its forward takes no input_ids", "use a causal language model")
@@ -140,6 +147,20 @@ def _layer_types(config: object) -> tuple[str, ...]:
     if getattr(config, "attention_chunk_size", None) is not None:
         return ("chunked_attention",) * count
     return ("full_attention",) * count
+
+
+def _usable_context(config: object) -> int | None:
+    """Positions over which a token's rotary angle depends on nothing but its position.
+
+    LongRoPE switches to other frequencies once any row of the batch passes the original context, for keys that were
+    cached with the first ones too; rows would then depend on their neighbours.
+    """
+    context = _context_length(config)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "longrope" not in str(rope.get("rope_type", rope.get("type"))):
+        return context
+    original = rope.get("original_max_position_embeddings", getattr(config, "original_max_position_embeddings", None))
+    return original if context is None or (original is not None and original < context) else context
 
 
 def _context_length(config: object) -> int | None:

@@ -24,7 +24,7 @@ from .metrics import MetricsBuilder
 from .sampling import RowSampler, TokenLogprob, top_logprobs
 from .stopping import Mark, Stop, Stopper
 from .target import Target, TargetOutput
-from .verification import verify_row
+from .verification import verify_greedy, verify_row
 
 _ESTIMATE_BYTES = 8  # survival estimates are Python floats
 
@@ -45,6 +45,8 @@ class Row:
     metrics: MetricsBuilder
     logprobs: list[TokenLogprob] = field(default_factory=list)
     features: FeatureRows = field(default_factory=lambda: FeatureRows(None))
+    num_reported: int = 0
+    """How many output tokens the engine has handed out."""
     stop: Stop | None = None
     failure: Exception | None = None
     """What the request's own code (a logits processor, a stopping criterion) raised; it is not decoded any further."""
@@ -71,7 +73,7 @@ class DecodingBackend:
         self._drafts: Sequence[Draft[int]] = ()
         self._admission = Admission((), ())
         self._output: TargetOutput | None = None
-        self._marks: Sequence[Mark] = ()
+        self._marks: list[Mark | None] = []
         self._emitted: list[list[int]] = []
         self._num_estimates = 0
 
@@ -90,7 +92,7 @@ class DecodingBackend:
         for row in rows:
             before = self._target.num_forwards
             features = self._target.open([row.token_ids])[0]
-            row.metrics.prefill_forwards += self._target.num_forwards - before
+            row.metrics.forwards += self._target.num_forwards - before
             row.features = FeatureRows(features)
             self.rows.append(row)
 
@@ -209,8 +211,8 @@ class DecodingBackend:
                 tokens.append(verdict.replacement)
             kept, row.stop = row.stopper.accept(tokens)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the request, which hands it on
-            row.stopper.rewind(self._marks[index])
-            row.stop, row.failure = None, error
+            self._rewind(index)
+            row.failure = error
             self._emitted[index] = []
             return AcceptPrefix(0, None)
         self._emitted[index] = tokens[:kept]
@@ -250,11 +252,7 @@ class DecodingBackend:
         row = self.rows[index]
         tokens = draft.values[:length]
         if row.sampler.is_trivial:
-            chosen = best[index]
-            accepted = 0
-            while accepted < length and tokens[accepted] == chosen[accepted]:
-                accepted += 1
-            return AcceptPrefix(accepted, chosen[accepted])
+            return verify_greedy(best[index][: length + 1], tokens)
         output = self._output
         logits = output.logits[index, : length + 1] if output is not None else torch.empty(0)
         probs = draft.payload[:length] if isinstance(draft.payload, torch.Tensor) else None
@@ -263,36 +261,47 @@ class DecodingBackend:
     async def commit(self, verdicts: Sequence[AcceptPrefix[int]]) -> Sequence[Sequence[int]]:
         """See :class:`specflow.protocols.ChainBackend`: every part of a row's state moves here, together."""
         emitted = [self._commit_row(index, verdict) for index, verdict in enumerate(verdicts)]
-        self._marks = ()
         self._num_estimates = sum(len(draft.survival) for draft in self._drafts if draft.survival is not None)
         self.discard()
         return emitted
 
     def _commit_row(self, index: int, verdict: AcceptPrefix[int]) -> list[int]:
         row, draft, tokens = self.rows[index], self._drafts[index], self._emitted[index]
-        kept = len(tokens)
-        row.token_ids.extend(tokens)
-        self._target.keep(index, kept)
-        output = self._output
+        kept, output = len(tokens), self._output
+        # What needs memory comes first: if it fails, this row has not moved, and discard() takes its stopper back.
+        logprobs: list[TokenLogprob] = []
+        if output is not None and row.params.logprobs is not None:
+            logprobs = top_logprobs(output.logits[index, :kept], tokens, row.params.logprobs)
         if output is not None and output.features is not None:
             row.features.append(output.features[index, :kept])
-        if output is not None and row.params.logprobs is not None:
-            row.logprobs.extend(top_logprobs(output.logits[index, :kept], tokens, row.params.logprobs))
+        self._marks[index] = None
+        row.token_ids.extend(tokens)
+        self._target.keep(index, kept)
+        row.logprobs.extend(logprobs)
+        slot_forwards = None if output is None else output.slot_forwards
         row.metrics.add_counts(
             drafted=len(draft.values),
             admitted=self._admission.lengths[index],
             accepted=min(verdict.num_accepted, kept),
             emitted=kept,
+            forwards=1 if slot_forwards is None else slot_forwards[index],
         )
         return tokens
 
-    def discard(self) -> None:
-        """See :class:`specflow.protocols.ChainBackend`. Before commit, stoppers are all that was touched."""
-        for row, mark in zip(self.rows, self._marks, strict=False):
+    def _rewind(self, index: int) -> None:
+        """Take a row back to the top of the round, unless it was committed."""
+        mark = self._marks[index]
+        if mark is not None:
+            row = self.rows[index]
             row.stopper.rewind(mark)
             row.stop, row.failure = None, None
+
+    def discard(self) -> None:
+        """See :class:`specflow.protocols.ChainBackend`. Before commit, stoppers are all that was touched."""
+        for index in range(len(self._marks)):
+            self._rewind(index)
         self._drafts, self._admission, self._output = (), Admission((), ()), None
-        self._marks, self._emitted = (), []
+        self._marks, self._emitted = [], []
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes held, by kind of state."""

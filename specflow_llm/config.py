@@ -91,7 +91,8 @@ class SamplingParams:
     min_tokens: int = 0
     """End-of-sequence and stop ids are impossible, and stop strings ignored, before this many tokens."""
     seed: int | None = None
-    """Any integer in [0, 2**63). The request's tokens then depend on nothing but prompt, settings and model."""
+    """Any integer in [0, 2**63). Under the ``auto`` and ``coupled`` rules the request's tokens then depend on nothing
+    but prompt, settings and model; under the ratio rules also on the drafter and the draft lengths."""
     stop: str | Sequence[str] = ()
     """Generation ends before the first occurrence of any of these strings in the output text."""
     include_stop_str: bool = False
@@ -105,7 +106,8 @@ class SamplingParams:
     Taken from the model's raw logits, before temperature and processors."""
     logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     """Hugging Face ``LogitsProcessor`` objects or functions ``(input_ids [1, n], scores [1, V]) -> scores``.
-    Called exactly once per emitted token, in order, with or without speculation, so they may keep state."""
+    Called exactly once per emitted token, in order, with or without speculation, so they may keep state. An object that
+    may keep state cannot serve two requests at the same time."""
     stopping_criteria: Sequence[Callable[..., Any]] = ()
     """Called after every token with (token_ids [1, n], None) as Hugging Face ``StoppingCriteria``; true ends."""
     max_time: float | None = None
@@ -113,7 +115,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text (they stay in the ids)."""
     speculate: bool = True
-    """False switches drafting off for this request; greedy and seeded requests give the same tokens either way."""
+    """False switches drafting off for this request. Results of mode ``exact`` have the same tokens either way."""
 
     def __post_init__(self) -> None:
         """Validate every field; sequences become tuples, so that one-pass iterables and later changes do no harm."""

@@ -11,8 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 
 from specflow.chain import ChainLoop, run_sync
+from specflow.errors import InvalidSettingError
 from specflow.protocols import Clock, Observer, Policy
 from specflow.types import Mode
 
@@ -25,6 +27,18 @@ from .metrics import MetricsBuilder, RequestMetrics
 from .sampling import RowSampler, Rule, TokenLogprob
 from .stopping import FinishReason, Stop, Stopper
 from .target import Target
+
+_STATEFUL_PROCESSORS = frozenset(
+    {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
+)
+
+
+def _may_keep_state(item: object) -> bool:
+    """False for functions and for transformers' own processors and criteria, but for the few that keep a state."""
+    if isinstance(item, (FunctionType, BuiltinFunctionType)):
+        return False
+    kind = type(item)
+    return not kind.__module__.startswith("transformers.") or kind.__name__ in _STATEFUL_PROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +159,7 @@ class Engine:
             ContextLengthError: the prompt leaves no room for a new token.
             InvalidSettingError: settings that contradict each other.
         """
+        self._refuse_shared_state(params)
         row_id = RowId(self._next_id)
         row = self._row(row_id, [int(token) for token in token_ids], params, index)
         self._next_id += 1
@@ -202,6 +217,23 @@ class Engine:
             metrics=MetricsBuilder(prompt_tokens=len(token_ids)),
         )
 
+    def _refuse_shared_state(self, params: SamplingParams) -> None:
+        """Refuse a processor or criterion that may keep state and serves another unfinished request.
+
+        Calls for two requests would interleave as their drafts happen to be accepted.
+        """
+        rows = [*self._backend.rows, *(item.row for item in self._waiting)]
+        for name in ("logits_processors", "stopping_criteria"):
+            in_use = [id(other) for row in rows for other in getattr(row.params, name)]
+            for item in getattr(params, name):
+                if id(item) in in_use and _may_keep_state(item):
+                    raise InvalidSettingError(
+                        name,
+                        type(item).__name__,
+                        "an object of its own for every request that is decoded at the same time, because it may keep "
+                        "state (functions and transformers' stateless processors can be shared)",
+                    )
+
     def _rule(self, params: SamplingParams) -> Rule:
         """The best exact rule for the drafter.
 
@@ -255,22 +287,26 @@ class Engine:
                 self.withdraw(self._abandoned.pop())
 
     def _step(self) -> list[Update]:
-        updates = [*self._undelivered, *self._expire()]
-        self._undelivered = updates  # of requests that are gone already: they must not be lost if the round raises
+        # Whatever raises below, updates wait here for the next step: a request that is gone cannot be asked again.
+        self._expire()
+        self._report()  # rows that an earlier step committed, and then raised
         self._admit()
         result = run_sync(self._loop.round())
-        self._undelivered = []
-        if result is None:
-            return updates
-        for row, tokens in zip(list(self._backend.rows), result.items, strict=True):
-            row.metrics.add_seconds(result.report.seconds)
-            if row.failure is not None:
-                self._drop(row)
-                updates.append(Update(row.row_id, (), "", None, row.failure))
-                continue
-            completion = self._finish(row, row.stop) if row.stop is not None else None
-            updates.append(Update(row.row_id, tuple(tokens), row.stopper.take_delta(), completion))
+        if result is not None:
+            for row in self._backend.rows:
+                row.metrics.add_seconds(result.report.seconds)
+            self._report()
+        updates, self._undelivered = self._undelivered, []
         return updates
+
+    def _report(self) -> None:
+        """File an update for every row that has news, and take out those that ended."""
+        for row in list(self._backend.rows):
+            if row.failure is not None:
+                self._undelivered.append(Update(row.row_id, (), "", None, row.failure))
+                self._drop(row)
+            elif row.stop is not None or row.num_reported < row.num_output:
+                self._file(row, row.stop)
 
     def withdraw(self, request_id: RowId) -> None:
         """Drop a request now, without an update, and free its state. Unknown and finished requests are ignored.
@@ -292,31 +328,33 @@ class Engine:
         while self._waiting and len(self._backend.rows) < self._config.max_batch_size:
             waiting = self._waiting[0]
             started = self._clock()
-            self._backend.add([waiting.row])
+            try:
+                self._backend.add([waiting.row])
+            except Exception as error:  # noqa: BLE001 - a prompt that cannot be run must not block those behind it
+                self._waiting.popleft()
+                self._undelivered.append(Update(waiting.row.row_id, (), "", None, error))
+                continue
             self._waiting.popleft()
             waiting.row.metrics.seconds["prefill"] = self._clock() - started
             if waiting.deadline is not None:
                 self._deadlines[waiting.row.row_id] = waiting.deadline
 
-    def _expire(self) -> list[Update]:
+    def _expire(self) -> None:
         """End cancelled requests and those past their deadline, running or waiting."""
         if not self._cancelled and not self._deadlines and all(item.deadline is None for item in self._waiting):
-            return []
+            return
         now = self._clock()
-        updates = []
         for item in list(self._waiting):
             stop = self._overdue(item.row.row_id, item.deadline, now)
             if stop is not None:
                 self._waiting.remove(item)
                 item.row.stopper.finish()
-                updates.append(Update(item.row.row_id, (), "", self._completion(item.row, stop)))
+                self._undelivered.append(Update(item.row.row_id, (), "", self._completion(item.row, stop)))
         for row in list(self._backend.rows):
             stop = self._overdue(row.row_id, self._deadlines.get(row.row_id), now)
             if stop is not None:
-                completion = self._finish(row, stop)
-                updates.append(Update(row.row_id, (), row.stopper.take_delta(), completion))
+                self._file(row, row.stop or stop)
         self._cancelled.clear()
-        return updates
 
     def _overdue(self, row_id: RowId, deadline: float | None, now: float) -> Stop | None:
         if row_id in self._cancelled:
@@ -325,11 +363,17 @@ class Engine:
             return Stop(FinishReason.DEADLINE)
         return None
 
-    def _finish(self, row: Row, stop: Stop) -> Completion:
-        row.stopper.finish()
-        completion = self._completion(row, stop)
-        self._drop(row)
-        return completion
+    def _file(self, row: Row, stop: Stop | None) -> None:
+        """File what is new of a row, and with a stop its completion; then the row goes."""
+        completion = None
+        if stop is not None:
+            row.stopper.finish()
+            completion = self._completion(row, stop)
+        tokens = tuple(row.token_ids[row.num_prompt + row.num_reported :])
+        self._undelivered.append(Update(row.row_id, tokens, row.stopper.take_delta(), completion))
+        row.num_reported = row.num_output
+        if stop is not None:
+            self._drop(row)
 
     def _drop(self, row: Row) -> None:
         self._backend.remove(row.row_id)

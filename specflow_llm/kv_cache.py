@@ -97,6 +97,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys[target, :, :length] = self.keys[source, :, :length]
             self.values[target, :, :length] = self.values[source, :, :length]
 
+    def clear_row(self, row: int) -> None:
+        """Zero a row: what an earlier request left there may not be finite, and 0 x NaN is NaN."""
+        if self.is_initialized:
+            self.keys[row].zero_()
+            self.values[row].zero_()
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the plan decides
         """(L, offset 0) of the planned block."""
         return self._owner.plan.used, 0
@@ -228,6 +234,19 @@ class SlotCache(Cache):  # type: ignore[misc]
             raise SlotError(row, f"cannot be cut to {length} positions; it holds {self.lengths[row]}")
         self.lengths[row] = length
 
+    @torch.inference_mode()  # storage that was allocated during a forward may only be written in this mode
+    def clear_row(self, row: int) -> None:
+        """Empty a row for a new request; nothing of an earlier one stays.
+
+        Raises:
+            SlotError: the row does not exist.
+        """
+        self._require_row(row)
+        for layer in self.layers:
+            layer.clear_row(row)
+        self.lengths[row] = 0
+
+    @torch.inference_mode()
     def move_row(self, source: int, target: int) -> None:
         """Replace row ``target`` by row ``source``, which becomes empty. Used when a request leaves a hole.
 
@@ -237,6 +256,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._require_row(source)
         self._require_row(target)
         if source != target:
+            self.clear_row(target)
             for layer in self.layers:
                 layer.move_row(source, target, self.lengths[source])
             self.lengths[target] = self.lengths[source]

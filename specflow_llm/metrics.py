@@ -15,9 +15,9 @@ class RequestMetrics:
 
     prompt_tokens: int
     target_forwards: int
-    """Model calls this request took part in: prefill chunks and rounds."""
+    """Model calls this request took part in: prefill chunks, rounds, and what recurrent models replay."""
     rounds: int
-    """Verification forwards: one per round."""
+    """Rounds this request took part in; each verifies one block."""
     drafted: int
     """Tokens proposed."""
     admitted: int
@@ -63,7 +63,7 @@ class MetricsBuilder:
     """Collects one request's figures while it runs."""
 
     prompt_tokens: int
-    prefill_forwards: int = 0
+    forwards: int = 0
     rounds: int = 0
     drafted: int = 0
     admitted: int = 0
@@ -73,9 +73,10 @@ class MetricsBuilder:
     accepted_at: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def add_counts(self, *, drafted: int, admitted: int, accepted: int, emitted: int) -> None:
+    def add_counts(self, *, drafted: int, admitted: int, accepted: int, emitted: int, forwards: int = 1) -> None:
         """Add one round. ``accepted`` counts emitted draft tokens only: those behind a stop never became output."""
         self.rounds += 1
+        self.forwards += forwards
         self.drafted += drafted
         self.admitted += admitted
         self.accepted += accepted
@@ -98,7 +99,7 @@ class MetricsBuilder:
         """The finished figures."""
         return RequestMetrics(
             prompt_tokens=self.prompt_tokens,
-            target_forwards=self.prefill_forwards + self.rounds,
+            target_forwards=self.forwards,
             rounds=self.rounds,
             drafted=self.drafted,
             admitted=self.admitted,

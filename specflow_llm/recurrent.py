@@ -106,14 +106,19 @@ class RecurrentTarget:
 
     def forward(self, blocks: Sequence[Sequence[int]]) -> TargetOutput:
         """See :class:`specflow_llm.target.Target`."""
-        outputs = [self._forward_slot(slot, block) for slot, block in zip(self._slots, blocks, strict=True)]
+        outputs: list[TargetOutput] = []
+        slot_forwards: list[int] = []
+        for slot, block in zip(self._slots, blocks, strict=True):
+            before = self.num_forwards
+            outputs.append(self._forward_slot(slot, block))
+            slot_forwards.append(self.num_forwards - before)
         width = max(len(block) for block in blocks)
         logits = torch.stack([_padded(output.logits[0], width) for output in outputs])
         rows = [output.features for output in outputs]
         features = None
         if rows[0] is not None:
             features = torch.stack([_padded(row[0], width) for row in rows if row is not None])
-        return TargetOutput(logits, features)
+        return TargetOutput(logits, features, slot_forwards)
 
     def _forward_slot(self, slot: _Slot, block: Sequence[int]) -> TargetOutput:
         if len(slot.backlog) > _MAX_BACKLOG:

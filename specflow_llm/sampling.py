@@ -297,10 +297,10 @@ def _checked_ids(setting: str, ids: Sequence[int], vocab_size: int) -> list[int]
 class RowSampler:
     """How one request's tokens are chosen.
 
-    Processing order, as in transformers' ``generate``: logit bias, bad words, min_tokens, repetition, frequency and
-    presence penalty, the user's logits processors, temperature, top-k, top-p, min-p. Greedy requests skip the last
-    four, which cannot change the most probable token. Constraints that together forbid every token are ignored at that
-    position: a request cannot emit nothing.
+    Processing order: logit bias, bad words, min_tokens, repetition, frequency and presence penalty, the user's logits
+    processors, temperature, top-k, top-p, min-p. Greedy requests skip the last four, which cannot change the most
+    probable token. Constraints that together forbid every token are ignored at that position: a request cannot emit
+    nothing.
 
     Positions are absolute: the index, in prompt plus output, of the token being chosen.
 

@@ -34,6 +34,8 @@ class TargetOutput:
     """[B, T, V], in the model's dtype. Row b is meaningful up to its block's width."""
     features: torch.Tensor | None
     """[B, T, F] hidden states of the tapped layers, where a drafter asked for them."""
+    slot_forwards: Sequence[int] | None = None
+    """Model calls each slot took part in; None where all slots shared one."""
 
 
 class Target(Protocol):
@@ -114,7 +116,7 @@ class SlotTarget:
         features: list[torch.Tensor | None] = []
         for offset, prompt in enumerate(prompts):
             row = first + offset
-            self._cache.truncate(row, 0)
+            self._cache.clear_row(row)
             features.append(self._prefill(row, prompt[:-1]))
             self._num_slots += 1
         return features

@@ -208,7 +208,7 @@ def _transformers(
             is_ours=False,
             is_packed=model == "packed",
             speculates=speculates,
-            baseline=REFERENCE if speculates else None,
+            baseline=(f"{REFERENCE} + packing" if model == "packed" else REFERENCE) if speculates else None,
         )
         return GenerateCandidate(info, models[model], loaded.tokenizer, options)
 
@@ -226,7 +226,12 @@ def _transformers(
         )
         rows.append(row(f"assisted {settings.assistant}", speculates=True, assistant_model=assistant.model))
     if settings.ablations and "packed" in models:
-        rows.append(row("generate + packing", "packed"))
+        rows.append(row(f"{REFERENCE} + packing", "packed"))
+        if "prompt-lookup" in settings.baselines:
+            rows += [
+                row(f"prompt lookup {size} + packing", "packed", speculates=True, prompt_lookup_num_tokens=size)
+                for size in settings.lookup_tokens
+            ]
     return rows
 
 

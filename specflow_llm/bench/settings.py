@@ -48,7 +48,7 @@ class BenchSettings:
     lookup_tokens: tuple[int, ...] = (3, 5, 10)
     """Settings of transformers' ``prompt_lookup_num_tokens``."""
     ablations: bool = True
-    """Also run the rows that separate packing from speculation: ``generate`` with packed layers, ours without them."""
+    """Also run the rows that separate packing from speculation: transformers with packed layers, ours without them."""
     assistant: str | None = None
     """Smaller model for transformers' assisted generation."""
     dtype: str = "auto"

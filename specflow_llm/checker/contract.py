@@ -57,9 +57,12 @@ def _violations(request: DraftRequest, proposal: Proposal, *, gives_probs: bool)
     tokens, vocab_size = proposal.token_ids, request.sampler.vocab_size
     if len(tokens) > request.limit:
         yield "at most `limit` tokens", f"{len(tokens)} tokens where {request.limit} were allowed"
-    outside = [token for token in tokens if not _is_id(token, vocab_size)]
+    strange = [token for token in tokens if not isinstance(token, int) or isinstance(token, bool)]
+    if strange:
+        yield "ids are plain integers", f"a {type(strange[0]).__name__}; use int(...) or .tolist()"
+    outside = [token for token in tokens if isinstance(token, int) and not 0 <= token < vocab_size]
     if outside:
-        yield "ids of the target's vocabulary", f"token {outside[0]!r} with a vocabulary of {vocab_size}"
+        yield "ids of the target's vocabulary", f"token {outside[0]} with a vocabulary of {vocab_size}"
     if proposal.survival is not None:
         yield from _survival_violations(proposal.survival, len(tokens))
     if proposal.probs is not None:

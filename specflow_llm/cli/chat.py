@@ -78,8 +78,8 @@ class Conversation:
         try:
             with self.llm.stream(self.messages, self.params) as chunks:
                 for chunk in chunks:
-                    self.totals.tokens += len(chunk.token_ids)
-                    if chunk.completion is not None:
+                    if chunk.completion is not None:  # an answer that was cut short counts for nothing
+                        self.totals.tokens += len(chunk.completion.token_ids)
                         self.totals.rounds += chunk.completion.metrics.rounds
                         self.totals.forwards += chunk.completion.metrics.target_forwards
                     write(chunk.text)

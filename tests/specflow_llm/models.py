@@ -219,7 +219,7 @@ def near_copy(model: PreTrainedModel, *, noise: float = 0.3, seed: int = 1) -> P
 
 def generate(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, **kwargs: Any) -> list[int]:
     """Greedy ``transformers`` generation, output ids only."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

