@@ -451,7 +451,7 @@ def test_a_report_is_plain_data_with_its_provenance(report: BenchReport) -> None
     assert data["provenance"]["packages"]["torch"] == torch.__version__
     assert data["provenance"]["argv"] == ["bench"]
     assert set(data["provenance"]["load_average"]) == {"before", "after"}
-    assert len(data["trials"]) == 8 * 2
+    assert len(data["trials"]) == 9 * 2
     assert data["limits"]["read_seconds"] == pytest.approx(
         data["limits"]["weight_bytes"] / data["limits"]["bandwidth"]["best"]
     )
