@@ -458,7 +458,7 @@ def test_looking_ahead_costs_acceptance_not_exactness(rule: Verification) -> Non
 
     def counts(*, reveals: bool) -> torch.Tensor:
         drafter, policy = Peeking(forgetful_law(1)), CutsBeforeDoubt(reveals=reveals)
-        return sampled_counts(drafter, rule, num_samples=576, policy=policy, temperature=0.9)[0]
+        return sampled_counts(drafter, rule, num_samples=768, policy=policy, temperature=0.9)[0]
 
     assert worst_p(counts(reveals=True), joint) > THRESHOLD
     assert worst_p(counts(reveals=False), joint) < 1e-6
