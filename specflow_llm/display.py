@@ -75,11 +75,9 @@ def generation_summary(*, tokens: int, seconds: float, rounds: int, forwards: in
     )
 
 
-def plain_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     """A table without lines, columns named in ``right`` aligned to the right."""
-    table = Table(
-        title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left", header_style="bold"
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

@@ -56,7 +56,7 @@ def check_drafter(  # noqa: PLR0913 - settings of one run, all but the first by 
         check_model: the target to run the checks on. None: the tiny random one; see :func:`tiny_target`. Give one for a
             drafter that works for one vocabulary or one model only.
         max_draft_tokens: longest draft asked for; >= 1.
-        max_tokens: tokens per completion for the gain; >= 1.
+        max_tokens: tokens of the longest completion; >= 1.
         samples: sampled completions per law; more find smaller faults. Used only where the drafter gives probabilities.
         learns: the drafter's guesses depend, on purpose, on what it saw in other requests or on what was rejected. The
             checks that compare it with a fresh one are then skipped.
@@ -73,6 +73,7 @@ def check_drafter(  # noqa: PLR0913 - settings of one run, all but the first by 
         factory=factory,
         model=tiny_target() if check_model is None else check_model.eval(),
         max_draft_tokens=max_draft_tokens,
+        max_tokens=max_tokens,
         samples=samples,
         learns=learns,
     )

@@ -28,6 +28,8 @@ from .harness import Setup
 from .report import Outcome
 from .statistics import DrawTest, Evidence, detectable_shift, goodness_of_fit
 
+PARITY_SHARES = (1.0, 0.7, 0.3, 0.6, 0.5, 0.0, 0.8, 0.9)
+"""Lengths of the compared completions, as shares of the longest; rows of a batch end at different times."""
 LAW_PROMPT = [1]
 """A single token: it needs no forward of its own, and there are many requests."""
 LAW_LENGTH = 3
@@ -50,10 +52,9 @@ def check_parity(setup: Setup, *, seeded: bool) -> Finding:
         seeded: sample with a seed per request (coupled verification) instead of decoding greedily.
     """
     prompts = setup.prompts()
-    lengths = [16, 11, 5, 9, 7, 1, 12, 14]
     settings = [
         SamplingParams(
-            max_tokens=lengths[index % len(lengths)],
+            max_tokens=max(1, int(setup.max_tokens * PARITY_SHARES[index % len(PARITY_SHARES)])),
             temperature=1.0 if seeded else 0.0,
             seed=100 + index,
             ignore_eos=True,

@@ -124,6 +124,8 @@ class Setup:
     model: PreTrainedModel
     """The target that checks run on."""
     max_draft_tokens: int
+    max_tokens: int
+    """Longest completion."""
     samples: int
     """Sampled completions per law."""
     learns: bool

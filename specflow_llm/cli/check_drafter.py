@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -46,7 +47,7 @@ def check_drafter(  # noqa: PLR0913 - one argument per option
     device: options.Device = "auto",
     threads: options.Threads = None,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per round.")] = 5,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion for the gain.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the longest completion.")] = 64,
     samples: Annotated[
         int, typer.Option(min=1, help="Sampled completions per law, where the drafter gives probabilities.")
     ] = 2000,
@@ -92,6 +93,8 @@ def check_drafter(  # noqa: PLR0913 - one argument per option
             learns=learns,
             notify=notify if err.is_terminal else _ignore,
         )
+    if report.gain is not None and model is not None:  # the loaded model knows its folder; the person knows its name
+        report = dataclasses.replace(report, gain=dataclasses.replace(report.gain, model=model))
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
@@ -163,12 +166,13 @@ def show_report(report: DrafterReport, out: Console) -> None:
     out.print(table)
     if report.gain is not None:
         out.print()
+        out.print(f"With {report.gain.draft_tokens} tokens a round on {report.gain.model}:", soft_wrap=True)
         out.print(gain_table(report.gain))
 
 
 def gain_table(gain: Gain) -> Any:
     """Figures of a gain."""
-    table = plain_table("gain", "", title=f"{gain.draft_tokens} tokens a round on {gain.model}", right=("",))
+    table = plain_table("gain", "", right=("",))
     positions = "  ".join(format_percent(share) for share in gain.acceptance_by_position) or "nothing was verified"
     rows = [
         ("mean accepted length (tokens per round)", f"{gain.mean_accepted_length:.2f}"),
