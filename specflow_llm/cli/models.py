@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,18 +43,17 @@ def status(builtin: Any) -> dict[str, str | None]:
     Args:
         builtin: a :class:`~specflow_llm.hub.BuiltinModel`.
     """
-    from ..hub import cache_folder  # noqa: PLC0415 - loads torch
+    from ..hub import cache_folder, converted_folder, find_gguf, is_converted  # noqa: PLC0415 - loads torch
 
-    converted = cache_folder() / "models" / f"{builtin.name}-{builtin.version}"
-    spec = importlib.util.find_spec(builtin.module)
-    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
-    places.append(cache_folder() / "packages" / builtin.requirement)
-    source = next((place for place in places if (place / builtin.gguf_file).is_file()), None)
+    cache = cache_folder()
+    weights = find_gguf(builtin, cache)
     path: Path | None = None
-    if (converted / "config.json").is_file():
-        state, next_step, path = "ready", f"converted, in {converted}", converted
-    elif source is not None:
-        state, next_step, path = "downloaded", f"converted on first use, from {source}", source
+    if is_converted(builtin, cache):
+        path = converted_folder(builtin, cache)
+        state, next_step = "ready", f"converted, in {path}"
+    elif weights is not None:
+        path = weights.parent
+        state, next_step = "downloaded", f"converted on first use, from {path}"
     else:
         state, next_step = "not downloaded", f"run `specflow-llm models --fetch {builtin.name}`"
     return {
