@@ -30,7 +30,8 @@ print(json.dumps({"front": sorted(front), "all": sorted(set(sys.modules) - bare)
 IMPORT_AND_LOOK_AT_LOGGING = """
 import importlib, json, logging, sys, warnings
 warnings.simplefilter("ignore")  # other people's deprecations are not this test's subject
-importlib.import_module(sys.argv[1])
+front = importlib.import_module(sys.argv[1])
+[getattr(front, name) for name in front.__all__]  # enters the rooms that a front door opens on first use
 import structlog
 ours = [name for name in logging.root.manager.loggerDict if name.split(".")[0].startswith("specflow")]
 handlers = {name: len(logging.getLogger(name).handlers) for name in ours}
@@ -61,6 +62,13 @@ def test_no_room_of_the_core_loads_a_heavy_library(loaded: dict[str, list[str]])
     roots = {name.partition(".")[0] for name in loaded["all"]}
     assert roots.isdisjoint(HEAVY)
     assert "specflow" in roots
+
+
+def test_the_front_door_of_decoding_opens_its_rooms_on_first_use() -> None:
+    """``import specflow_llm`` alone loads no large library, so that a command line's help is instant."""
+    loaded = run_python("import json, sys, specflow_llm; print(json.dumps({'all': sorted(sys.modules)}))")["all"]
+    assert isinstance(loaded, list)
+    assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
 def test_import_of_the_core_stays_light(loaded: dict[str, list[str]]) -> None:
