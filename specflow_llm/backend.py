@@ -165,7 +165,6 @@ class DecodingBackend:
             # Ids outside the vocabulary are rejected at verification; the model must not look them up.
             block = [token if 0 <= token < vocab else 0 for token in draft.values[:length]]
             blocks.append([row.token_ids[-1], *block])
-        self._drafts, self._admission = drafts, admission
         return self._target.forward(blocks)
 
     async def verify(
@@ -178,34 +177,22 @@ class DecodingBackend:
         """
         if not isinstance(outcome, TargetOutput):
             raise BackendContractError("verify()", f"got {type(outcome).__name__}", "hand it what execute() returned")
-        self._output = outcome
+        self._drafts, self._admission, self._output = drafts, admission, outcome
         self._marks = [row.stopper.mark() for row in self.rows]
         self._emitted = [[] for _ in self.rows]
         with torch.inference_mode():
             # One transfer for all greedy rows: the only host synchronisation of their round.
             trivial = any(row.sampler.is_trivial for row in self.rows)
             best = outcome.logits.float().argmax(dim=-1).tolist() if trivial else []
-            return [
-                self._settle(index, draft, length, anticipated, best)
-                for index, (draft, length, anticipated) in enumerate(
-                    zip(drafts, admission.lengths, admission.anticipated, strict=True)
-                )
-            ]
+            return [self._settle(index, best) for index in range(len(self.rows))]
 
-    def _settle(
-        self,
-        index: int,
-        draft: Draft[int],
-        length: int,
-        anticipated: bool,  # noqa: FBT001 - a fact about the draft
-        best: list[list[int]],
-    ) -> AcceptPrefix[int]:
+    def _settle(self, index: int, best: list[list[int]]) -> AcceptPrefix[int]:
         """Verify one row's draft and decide what it emits. A row whose own code raises emits nothing and is marked."""
-        row = self.rows[index]
+        row, draft = self.rows[index], self._drafts[index]
         try:
             if row.sampler.is_sequential:
-                return self._settle_one_by_one(index, draft.values[:length])
-            verdict = self._verdict(index, draft, length, anticipated, best)
+                return self._settle_one_by_one(index, draft.values[: self._admission.lengths[index]])
+            verdict = self._verdict(index, best)
             tokens = [*draft.values[: verdict.num_accepted]]
             if verdict.replacement is not None:
                 tokens.append(verdict.replacement)
@@ -241,22 +228,15 @@ class DecodingBackend:
             if row.stop is not None:
                 return AcceptPrefix(place + 1, None)
 
-    def _verdict(
-        self,
-        index: int,
-        draft: Draft[int],
-        length: int,
-        anticipated: bool,  # noqa: FBT001 - a fact about the draft
-        best: list[list[int]],
-    ) -> AcceptPrefix[int]:
-        row = self.rows[index]
+    def _verdict(self, index: int, best: list[list[int]]) -> AcceptPrefix[int]:
+        row, draft, length = self.rows[index], self._drafts[index], self._admission.lengths[index]
         tokens = draft.values[:length]
         if row.sampler.is_trivial:
             return verify_greedy(best[index][: length + 1], tokens)
         output = self._output
         logits = output.logits[index, : length + 1] if output is not None else torch.empty(0)
         probs = draft.payload[:length] if isinstance(draft.payload, torch.Tensor) else None
-        return verify_row(row.sampler, logits, row.token_ids, tokens, probs, anticipated)
+        return verify_row(row.sampler, logits, row.token_ids, tokens, probs, self._admission.anticipated[index])
 
     async def commit(self, verdicts: Sequence[AcceptPrefix[int]]) -> Sequence[Sequence[int]]:
         """See :class:`specflow.protocols.ChainBackend`: every part of a row's state moves here, together."""

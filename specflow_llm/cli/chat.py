@@ -82,6 +82,7 @@ class Conversation:
                         self.totals.tokens += len(chunk.completion.token_ids)
                         self.totals.rounds += chunk.completion.metrics.rounds
                         self.totals.forwards += chunk.completion.metrics.target_forwards
+                        self.totals.seconds += time.perf_counter() - started
                     write(chunk.text)
                     pieces.append(chunk.text)
         except KeyboardInterrupt:
@@ -90,7 +91,6 @@ class Conversation:
             self.messages.pop()
             raise
         self.totals.turns += 1
-        self.totals.seconds += time.perf_counter() - started
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         return finished
 

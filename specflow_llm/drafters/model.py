@@ -52,8 +52,8 @@ class ModelDrafter(DrafterBase):
             raise DrafterError(architecture.name, "it has no slot cache", "use an attention-only draft model")
         self._name = name or model.config.name_or_path or architecture.name
         self._state = target
-        self._model = model
         self._vocab = target_vocab_size
+        self._weight_bytes = weight_bytes(model)
         self._draft_vocab = architecture.vocab_size
         self._context = architecture.context_length
         self._order: list[RowId] = []  # which request sits in which slot
@@ -93,7 +93,7 @@ class ModelDrafter(DrafterBase):
 
     def state_bytes(self) -> Mapping[str, int]:
         """Weights and key-value cache of the draft model."""
-        return {"draft_weights": weight_bytes(self._model), "draft_kv": self._state.cache.allocated_bytes}
+        return {"draft_weights": self._weight_bytes, "draft_kv": self._state.cache.allocated_bytes}
 
     def _limit(self, request: DraftRequest) -> int:
         if self._context is None:

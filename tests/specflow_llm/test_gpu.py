@@ -5,17 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import torch
 
 from specflow_llm import LLM, SamplingParams, Speculation
 from tests.specflow_llm.models import generate, near_copy, tiny_model
 
 PROMPTS = [[1, 2, 3], [10], [5, 6, 7, 8, 9, 10, 11, 5, 6, 7]]
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
