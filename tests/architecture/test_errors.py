@@ -19,7 +19,14 @@ ERROR_MODULES = (pytest.param("specflow.errors"), pytest.param("specflow_llm.err
 DRAWN_LINE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+)(?: \((?P<builtin>\w+)\))?(?: {2,}|$)")
 INDENT = 4
 
-SAMPLES: dict[Any, Any] = {str: "some text", int: 3, float: 0.5, bool: True, object: ("any", "value")}
+SAMPLES: dict[Any, Any] = {
+    tuple[str, str]: ("one", "two"),
+    str: "some text",
+    int: 3,
+    float: 0.5,
+    bool: True,
+    object: ("any", "value"),
+}
 """One picklable value for each annotation that error constructors use."""
 
 Drawing = dict[str, tuple[str | None, str | None]]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .errors import BackendContractError
+from ..errors import BackendContractError
 
 Law = Sequence[float]
 """Probabilities of the items 0..V-1 at one position; they sum to 1."""
