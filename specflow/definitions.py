@@ -1,0 +1,413 @@
+"""What users declare: steps and workflows.
+
+A :class:`Step` is one unit of work with a declared effect. A :class:`Workflow` is an ordinary coroutine function whose
+only awaits are requests to its context.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+from .codec import Box, encode
+from .effects import Effect
+from .errors import DefinitionError, InvalidSettingError
+from .history import Position
+from .protocols import Predictor, Verifier
+from .state import State
+from .verifiers import Equal
+
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+Where = Literal["loop", "thread", "process"]
+
+_SMALL = 1 << 53
+"""Ints below need no encoder."""
+_NEWEST = 0.2
+"""Weight of the newest duration of a step in its running mean."""
+REMEMBERED = 64
+"""Results that a predictor is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When to try a failed step again.
+
+    Raises:
+        InvalidSettingError: a setting is out of range.
+    """
+
+    attempts: int = 1
+    """How often to try in all; 1 is no retry."""
+    wait: float = 1.0
+    """Seconds before the second try."""
+    backoff: float = 2.0
+    """Factor on the wait for every further try."""
+    max_wait: float = 60.0
+    """Longest wait, in seconds."""
+    on: tuple[type[Exception], ...] = (Exception,)
+    """Only these exceptions are worth another try."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise InvalidSettingError("attempts", self.attempts, "an integer >= 1")
+        for name in ("wait", "backoff", "max_wait"):
+            if not getattr(self, name) >= 0:
+                raise InvalidSettingError(name, getattr(self, name), "a number >= 0")
+
+    def seconds_before(self, attempt: int) -> float:
+        """Wait before try number ``attempt`` (2 is the first that waits)."""
+        return min(self.max_wait, self.wait * self.backoff ** (attempt - 2))
+
+
+given: Any = object()
+"""Default for parameters that the runtime fills in: ``async def pay(amount: int, attempt: Attempt = given)``. It tells
+readers and type checkers that callers do not pass them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a step may know about its own execution: declare a parameter ``attempt: Attempt = given`` to receive it."""
+
+    run_id: str
+    position: Position
+    idempotency_key: str
+    """Hand it to the service that is called: the same for every retry and recovery of this call."""
+    number: int
+    """1 for the first try."""
+
+
+class Step(Generic[ParametersT, ResultT]):
+    """One unit of work of a workflow or pipeline; made by :func:`step`. Calling it directly runs the plain function."""
+
+    def __init__(  # noqa: PLR0913 - settings are typed by name
+        self,
+        function: Callable[ParametersT, Any],
+        *,
+        name: str | None = None,
+        effect: Effect = Effect.IRREVERSIBLE,
+        predict: Predictor | None = None,
+        verify: Verifier | None = None,
+        undo: Callable[..., Any] | None = None,
+        probe: Callable[..., Any] | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        resource: str | None = None,
+        where: Where | None = None,
+        idempotent: bool = False,
+        money: float = 0.0,
+        tokens: float = 0.0,
+    ) -> None:
+        self.function = function
+        self.name = name or f"{function.__module__}:{function.__qualname__}"
+        self.effect = effect
+        self.predictor = predict
+        self.verifier: Verifier = verify if verify is not None else Equal()
+        self.undo = undo
+        self.probe = probe
+        self.retry = retry or Retry()
+        self.timeout = timeout
+        self.resource = resource
+        is_async = inspect.iscoroutinefunction(function)
+        self.where: Where = where or ("loop" if is_async else "thread")
+        self.idempotent = idempotent or effect is Effect.IDEMPOTENT
+        self.money = money
+        self.tokens = tokens
+        self.arguments_label = f"the arguments of {self.name}"
+        self.result_label = f"the result of {self.name}"
+        self.judged = inspect.iscoroutinefunction(self.verifier.verify)
+        self.remembered: deque[Box] = deque(maxlen=REMEMBERED)
+        """Its newest committed results in this process, over all runs: what its predictor is shown at first."""
+        self.usual_seconds: float | None = None
+        """Running mean of how long it takes, over all runs in this process; None before the first attempt ended."""
+        self.signature, injected = _signature(function)
+        self._positional = _positional(self.signature)
+        self.state_parameter = injected.get(State)
+        self.attempt_parameter = injected.get(Attempt)
+        self.is_reusable = effect is Effect.PURE and self.state_parameter is None and self.attempt_parameter is None
+        """The result of an attempt may serve any call with equal arguments."""
+        self.is_plain = (
+            effect in (Effect.PURE, Effect.READONLY)
+            and predict is None
+            and not self.judged
+            and resource is None
+            and not injected
+        )
+        """Nothing but its arguments and its result has to be considered."""
+        self.needs_key = effect.is_external or self.attempt_parameter is not None
+        functools.update_wrapper(self, function, updated=())
+        self._check(is_async=is_async)
+
+    def __call__(self, *args: ParametersT.args, **kwargs: ParametersT.kwargs) -> Any:
+        """Run the plain function, outside any run: what it returns, or awaits, is its own."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<step {self.name}>"
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check arguments against the signature.
+
+        Raises:
+            DefinitionError: they do not fit.
+        """
+        if not kwargs and len(args) in self._positional:
+            return  # the usual case; binding takes longer than all the rest of a call
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise DefinitionError(f"step {self.name} cannot be called like this: {error}") from None
+
+    def took(self, seconds: float) -> None:
+        """An attempt ended after this long."""
+        usual = self.usual_seconds
+        self.usual_seconds = seconds if usual is None else usual + _NEWEST * (seconds - usual)
+
+    def _check(self, *, is_async: bool) -> None:
+        if (self.undo is not None) != (self.effect is Effect.COMPENSABLE):
+            raise InvalidSettingError(
+                "undo", self.undo, f"a function exactly when effect is COMPENSABLE; step {self.name} is {self.effect}"
+            )
+        if (self.where == "loop") != is_async:
+            wanted = "'loop'" if is_async else "'thread' or 'process'"
+            raise InvalidSettingError(
+                "where", self.where, f"{wanted}, since {self.name} is{'' if is_async else ' not'} async"
+            )
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidSettingError("timeout", self.timeout, "seconds > 0, or None")
+        for name in ("money", "tokens"):
+            if not getattr(self, name) >= 0:
+                raise InvalidSettingError(name, getattr(self, name), "a number >= 0")
+        if self.effect is Effect.BUFFERED and self.predictor is not None:
+            raise InvalidSettingError("predict", self.predictor, f"None: the buffered step {self.name} returns None")
+        if self.where == "process":
+            self._check_process()
+
+    def _check_process(self) -> None:
+        if self.state_parameter is not None:
+            raise InvalidSettingError("where", "process", f"'thread': {self.name} reads the state")
+        if "<locals>" in self.function.__qualname__:
+            raise InvalidSettingError("where", "process", f"a module-level function; {self.name} is nested")
+
+
+class Workflow(Generic[ParametersT, ResultT]):
+    """A coroutine that the runtime drives; made by :func:`workflow`. Run it with :func:`specflow.run`."""
+
+    def __init__(self, function: Callable[..., Coroutine[Any, Any, ResultT]], *, name: str | None = None) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise DefinitionError(f"@workflow needs an `async def` function, got {function!r}")
+        self.function = function
+        self.name = name or f"{function.__module__}:{function.__qualname__}"
+        self.fingerprint = fingerprint(function)
+        self.signature, _ = _signature(function, skip_first=True)
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+    def body(self, arguments: Box) -> Callable[[Any], Coroutine[Any, Any, ResultT]]:
+        """The program to run with these encoded ``(args, kwargs)``: every coroutine gets its own copy of them."""
+
+        def start(context: Any) -> Coroutine[Any, Any, ResultT]:
+            args, kwargs = arguments.fresh()
+            return self.function(context, *args, **kwargs)
+
+        return start
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check arguments against the signature.
+
+        Raises:
+            DefinitionError: they do not fit.
+        """
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise DefinitionError(f"workflow {self.name} cannot be called like this: {error}") from None
+
+
+@overload
+def step(function: Callable[ParametersT, Awaitable[ResultT]], /) -> Step[ParametersT, ResultT]: ...
+@overload
+def step(function: Callable[ParametersT, ResultT], /) -> Step[ParametersT, ResultT]: ...
+@overload
+def step(
+    function: None = None,
+    /,
+    *,
+    name: str | None = None,
+    effect: Effect = ...,
+    predict: Predictor | None = None,
+    verify: Verifier | None = None,
+    undo: Callable[..., Any] | None = None,
+    probe: Callable[..., Any] | None = None,
+    retry: Retry | None = None,
+    timeout: float | None = None,
+    resource: str | None = None,
+    where: Where | None = None,
+    idempotent: bool = False,
+    money: float = 0.0,
+    tokens: float = 0.0,
+) -> StepDecorator: ...
+def step(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+    """Declare a step.
+
+    Args:
+        function: sync or async. Parameters annotated :class:`~specflow.state.State` or :class:`Attempt` are filled in
+            by the runtime (give them the default :data:`given`); all others, and the result, must be values that
+            :mod:`specflow.codec` can encode.
+        settings: ``name`` (default ``module:qualname``); ``effect`` (default IRREVERSIBLE: never runs ahead);
+            ``predict`` a :class:`~specflow.protocols.Predictor` of its result; ``verify`` a
+            :class:`~specflow.protocols.Verifier` (default: exact equality); ``undo(result, *args, **kwargs)`` for a
+            COMPENSABLE step, safe to repeat; ``probe(key, *args, **kwargs)`` that finds out after a crash whether the
+            effect happened and returns :class:`~specflow.runtime.Sent` or :class:`~specflow.runtime.NotSent`;
+            ``retry``; ``timeout`` in seconds per try; ``resource`` the class whose limit it counts against; ``where``
+            "loop", "thread" or "process" (default: loop for async functions, thread for others); ``idempotent`` a
+            BUFFERED step may be sent again after a crash; ``money`` and ``tokens`` most that one call costs.
+
+    Raises:
+        InvalidSettingError: a setting cannot work.
+    """
+    if function is not None:
+        return Step(function)
+    return lambda inner: Step(inner, **settings)
+
+
+class StepDecorator:
+    """Only its type matters: what ``@step(...)`` returns keeps the signature of the function it decorates."""
+
+    @overload
+    def __call__(self, function: Callable[ParametersT, Awaitable[ResultT]], /) -> Step[ParametersT, ResultT]: ...
+    @overload
+    def __call__(self, function: Callable[ParametersT, ResultT], /) -> Step[ParametersT, ResultT]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        """The step."""
+        return Step(function)
+
+
+def workflow(
+    function: Callable[Concatenate[Any, ParametersT], Coroutine[Any, Any, ResultT]],
+) -> Workflow[ParametersT, ResultT]:
+    """Declare a workflow: an ``async def`` whose first parameter is a :class:`~specflow.replay.Context`.
+
+    Raises:
+        DefinitionError: the function is not a coroutine function.
+    """
+    return cast("Workflow[ParametersT, ResultT]", Workflow(function))
+
+
+def encode_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> bytes:
+    """Arguments of a call as ``[args, kwargs]``, encoded.
+
+    Raises:
+        UnsupportedValueError: one of them cannot be stored exactly.
+    """
+    if not kwargs:
+        if len(args) == 1 and type(args[0]) is int and -_SMALL < args[0] < _SMALL:
+            return b"[[%d],{}]" % args[0]
+        if not args:
+            return b"[[],{}]"
+    return encode([[*args], dict(kwargs)], where)
+
+
+def fingerprint(function: Callable[..., Any]) -> str:
+    """Digest of a function's code: it changes with what the code does, not with its line numbers or comments."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def feed(code: Any) -> None:
+        digest.update(code.co_code)
+        digest.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
+        for constant in code.co_consts:
+            if inspect.iscode(constant):
+                feed(constant)
+            elif isinstance(constant, frozenset):
+                digest.update(repr(sorted(map(repr, constant))).encode())
+            else:
+                digest.update(repr(constant).encode())
+
+    feed(function.__code__)
+    return digest.hexdigest()
+
+
+def load(target: str) -> Any:
+    """The object that ``"module:name"`` names.
+
+    Raises:
+        DefinitionError: there is no such module or name.
+    """
+    module_name, _, name = target.partition(":")
+    if not name:
+        raise DefinitionError(f"{target!r} does not name a program: write module:name")
+    try:
+        module: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise DefinitionError(f"{target!r} cannot be loaded: {error}") from None
+    # A pipeline goes by its label, whatever variable holds it.
+    labelled = [found for found in vars(module).values() if getattr(found, "name", None) == target]
+    value = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    if value is None and not labelled:
+        raise DefinitionError(f"{target!r} cannot be loaded: module {module_name} has no {name}")
+    return value if value is not None else labelled[0]
+
+
+def _signature(function: Callable[..., Any], *, skip_first: bool = False) -> tuple[inspect.Signature, dict[type, str]]:
+    """Signature without injected parameters, and which parameter receives which injected type."""
+    signature = inspect.signature(function)
+    injected: dict[type, str] = {}
+    kept: list[inspect.Parameter] = []
+    for index, parameter in enumerate(signature.parameters.values()):
+        if skip_first and index == 0:
+            continue
+        annotation = _annotation(function, parameter.annotation)
+        if annotation in (State, Attempt):
+            injected[annotation] = parameter.name
+        else:
+            kept.append(parameter)
+    return signature.replace(parameters=kept), injected
+
+
+def _positional(signature: inspect.Signature) -> range:
+    """Numbers of arguments that a call without keywords may have."""
+    least = most = 0
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            most += 1
+            least += parameter.default is parameter.empty
+        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            return range(0)
+    return range(least, most + 1)
+
+
+def _annotation(function: Callable[..., Any], annotation: Any) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    # Only names that could mean an injected type are looked up: other annotations need not exist at run time.
+    name = annotation.strip("'\"")
+    return getattr(function, "__globals__", {}).get(name) if name in ("State", "Attempt") else None
+
+
+__all__ = [
+    "REMEMBERED",
+    "Attempt",
+    "Retry",
+    "Step",
+    "StepDecorator",
+    "Where",
+    "Workflow",
+    "encode_arguments",
+    "fingerprint",
+    "given",
+    "load",
+    "step",
+    "workflow",
+]

@@ -1,0 +1,698 @@
+"""The event-loop room: carries out the scheduler's decisions, under asyncio or trio (anyio).
+
+It starts steps, calls the store and the clock, and reports back. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+import anyio
+import anyio.abc
+import anyio.to_process
+import anyio.to_thread
+
+from .codec import Box, decode, decode_error, encode
+from .definitions import Attempt, Retry, Step, Workflow, load
+from .effects import idempotency_key
+from .errors import (
+    BackendContractError,
+    DefinitionError,
+    InvalidSettingError,
+    MisuseError,
+    ProgramChangedError,
+    SpecflowError,
+    StepTimeoutError,
+    StoreError,
+)
+from .graph import Pipeline
+from .history import Commit, EffectRecord, EffectStatus, EntryKind, Lease, Position, RunRecord, RunStatus
+from .outbox import NotSent, Sent
+from .policies import Fixed
+from .protocols import RunAheadPolicy, Store
+from .replay import Outcome
+from .report import Ledger, RunReport
+from .scheduler import Decision, Recovered, Scheduler, weakest
+from .state import State
+from .stores import MemoryStore, this_owner
+from .types import Mode
+from .worlds import Action, Cancel, Finish, Retract, Show, Start, Task, TaskKind, TaskStatus, Wake
+
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+_UNDO_RETRY = Retry(attempts=3, wait=0.5)
+"""For steps that declare no retry of their own: an undo is worth more than one try."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedEvent:
+    """Something the program emitted, now part of its history."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeEvent:
+    """Something the program may emit: it rests on guesses. Never part of the committed stream."""
+
+    number: int
+    """Names it in a :class:`RetractedEvent`."""
+    position: Position
+    value: Any
+    confidence: float
+    """Product of the confidences of the guesses it rests on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetractedEvent:
+    """A speculative event that turned out not to happen."""
+
+    number: int
+
+
+Event = CommittedEvent | SpeculativeEvent | RetractedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(Generic[ResultT]):
+    """What :func:`run` returns."""
+
+    value: ResultT
+    run_id: str
+    report: RunReport
+    mode: Mode
+    """How the result relates to a run without any prediction: EXACT unless a verifier accepted less."""
+
+
+@overload
+async def run(
+    program: Workflow[ParametersT, ResultT],
+    /,
+    *args: Any,
+    store: Store | None = ...,
+    policy: RunAheadPolicy | None = ...,
+    run_id: str | None = ...,
+    limits: Mapping[str, int] | None = ...,
+    on_event: Callable[[Event], None] | None = ...,
+    **kwargs: Any,
+) -> RunResult[ResultT]: ...
+@overload
+async def run(
+    program: Pipeline,
+    /,
+    *args: Any,
+    store: Store | None = ...,
+    policy: RunAheadPolicy | None = ...,
+    run_id: str | None = ...,
+    limits: Mapping[str, int] | None = ...,
+    on_event: Callable[[Event], None] | None = ...,
+    **kwargs: Any,
+) -> RunResult[Any]: ...
+async def run(
+    program: Any,
+    /,
+    *args: Any,
+    store: Store | None = None,
+    policy: RunAheadPolicy | None = None,
+    run_id: str | None = None,
+    limits: Mapping[str, int] | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    **kwargs: Any,
+) -> RunResult[Any]:
+    """Run a workflow or a pipeline to its end, ahead of itself where predictors and the policy allow it.
+
+    Args:
+        program: a ``@workflow`` or a :class:`~specflow.graph.Pipeline`.
+        args: for the program. Encodable values (:mod:`specflow.codec`).
+        store: where history is kept; default: in memory.
+        policy: how far to run ahead; default: ``Fixed(1)``, one guess deep.
+        run_id: names the run in the store; default: a new UUID.
+        limits: most attempts at a time per resource class, real work first.
+        on_event: called with every event of the committed and of the speculative stream.
+        kwargs: for the program.
+
+    Raises:
+        DefinitionError: the program or its arguments cannot work; nothing was started.
+        RunExistsError: the store has a run of that name.
+        ExecutionError: the runtime or the store failed; what was committed can be resumed.
+        Exception: whatever the program raised, after its compensable effects were undone.
+    """
+    _check(program, args, kwargs)
+    _check_settings(limits)
+    store = store if store is not None else MemoryStore()
+    data = encode([[*args], kwargs], f"the arguments of {program.name}")
+    record = RunRecord(run_id or uuid.uuid4().hex, program.name, program.fingerprint, data, time.time())
+    lease = store.create(record, this_owner())
+    return await _Run(program, record, store, lease, Recovered(), policy, limits, on_event).execute()
+
+
+async def resume(  # noqa: PLR0913 - settings are typed by name
+    run_id: str,
+    *,
+    store: Store,
+    program: Workflow[..., Any] | Pipeline | None = None,
+    policy: RunAheadPolicy | None = None,
+    limits: Mapping[str, int] | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    resolve: Mapping[str, Sent | NotSent] | None = None,
+    take_over: bool = False,
+    allow_changed: bool = False,
+) -> RunResult[Any]:
+    """Go on with a run after a crash, a cancellation or a block. A finished run gives its recorded result.
+
+    Args:
+        run_id: which run.
+        store: where it is kept.
+        program: what it runs; default: loaded by the name on record.
+        policy: as in :func:`run`.
+        limits: as in :func:`run`.
+        on_event: as in :func:`run`; events that were committed before are not repeated.
+        resolve: what became of effects that a crash left unknown, by idempotency key.
+        take_over: go on although another owner still seems alive; its next write is refused.
+        allow_changed: go on although the program's code has changed. Divergence from history is still an error.
+
+    Raises:
+        InvalidSettingError: a limit or an answer cannot work.
+        UnknownRunError: the store has no such run.
+        RunBusyError: another live process owns it.
+        ProgramChangedError: the program's code is not the one that the run began with.
+        EffectUnknownError: whether an effect reached the outside world has to be found out first.
+        DivergenceError: the program made another request than its history says.
+        Exception: whatever the program raised.
+    """
+    _check_settings(limits, resolve)
+    record = store.get_run(run_id)
+    if record.status in (RunStatus.COMPLETED, RunStatus.FAILED):
+        return _recorded_result(record, store)
+    program = program if program is not None else load(record.program)
+    if not isinstance(program, Workflow | Pipeline):
+        raise DefinitionError(f"{record.program} is not a @workflow or a Pipeline, but {program!r}")
+    if program.fingerprint != record.fingerprint and not allow_changed:
+        raise ProgramChangedError(run_id, record.program)
+    lease = store.acquire(run_id, this_owner(), take_over=take_over)
+    try:
+        recovered = Recovered(
+            tuple(store.entries(run_id)),
+            tuple(store.effects(run_id)),
+            dict(resolve or {}),
+            _seed(record, store),
+            store.get_run(run_id).status is RunStatus.BLOCKED,
+        )
+    except BaseException:
+        store.release(lease)
+        raise
+    return await _Run(program, record, store, lease, recovered, policy, limits, on_event).execute()
+
+
+def fork(
+    run_id: str,
+    version: int,
+    *,
+    store: Store,
+    new_run_id: str | None = None,
+    effects: Literal["replay", "resend"] | None = None,
+) -> str:
+    """A new run that shares another one's history up to a version; :func:`resume` goes on with it.
+
+    Args:
+        run_id: which run.
+        version: number of entries to keep.
+        store: where both are kept.
+        new_run_id: names the fork; default: a new UUID.
+        effects: what to do about effects that the run has sent to the outside world after that version: ``"replay"``
+            their recorded results where the fork makes the same call at the same place, or ``"resend"`` them under
+            keys of the new run.
+
+    Returns:
+        The fork's id.
+
+    Raises:
+        MisuseError: there are such effects and ``effects`` does not say what to do.
+        UnknownRunError: no such run.
+        VersionGoneError: no such version.
+    """
+    kept = {
+        idempotency_key(run_id, entry.position, entry.step, entry.arguments)
+        for entry in store.entries(run_id, 0, version)
+        if entry.kind is EntryKind.CALL
+    }
+    sent = [
+        row
+        for row in store.effects(run_id)
+        if row.key not in kept and row.status in (EffectStatus.ACKED, EffectStatus.SENT, EffectStatus.UNKNOWN)
+    ]
+    if sent and effects is None:
+        names = ", ".join(sorted({row.step for row in sent}))
+        raise MisuseError(
+            f"after version {version} run {run_id} has sent {len(sent)} effect(s) to the outside world ({names}); "
+            'say effects="replay" to use their recorded results, or effects="resend" to send them again'
+        )
+    new_run_id = new_run_id or uuid.uuid4().hex
+    lease = store.fork(run_id, version, new_run_id, this_owner())
+    try:
+        rows = [
+            EffectRecord(
+                idempotency_key(new_run_id, row.position, row.step, row.arguments),
+                row.position,
+                row.step,
+                row.status,
+                row.arguments,
+                row.result,
+                row.error,
+                0,  # the fork itself has not started them
+                row.at,
+                row.writes,
+            )
+            for row in sent
+        ]
+        if rows and effects == "replay":
+            store.commit(lease, Commit(lease.head, effects=tuple(rows)))
+    finally:
+        store.release(lease)
+    return new_run_id
+
+
+def _check(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    if isinstance(program, Step):
+        raise DefinitionError(f"{program.name} is a single step; call it from a @workflow")
+    if not isinstance(program, Workflow | Pipeline):
+        raise DefinitionError(f"run() needs a @workflow or a Pipeline, got {program!r}")
+    program.bind(args, kwargs)
+
+
+def _seed(record: RunRecord, store: Store) -> str:
+    """Forks draw the same random numbers as the run they come from: their common history depends on them."""
+    while record.parent is not None:
+        record = store.get_run(record.parent)
+    return record.run_id
+
+
+def _recorded_result(record: RunRecord, store: Store) -> RunResult[Any]:
+    end = store.entries(record.run_id, max(0, record.head - 1))[-1]
+    if end.error is not None:
+        raise decode_error(end.error)
+    report = Ledger().report(0.0, store.effects(record.run_id))
+    return RunResult(decode(end.result or b"", "the recorded result"), record.run_id, report, Mode.EXACT)
+
+
+class _Run:
+    """One run being executed by this process."""
+
+    def __init__(
+        self,
+        program: Workflow[..., Any] | Pipeline,
+        record: RunRecord,
+        store: Store,
+        lease: Lease,
+        recovered: Recovered,
+        policy: RunAheadPolicy | None,
+        limits: Mapping[str, int] | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        self._program = program
+        self._record = record
+        self._store = store
+        self._lease = lease
+        self._on_event = on_event
+        arguments = Box.from_bytes(record.arguments, f"the arguments of {program.name}")
+        self._scheduler = Scheduler(
+            program.body(arguments),
+            name=program.name,
+            run_id=record.run_id,
+            policy=policy if policy is not None else Fixed(1),
+            limits=limits,
+            recovered=recovered,
+            at=record.created_at,
+            find_step=_find_step,
+        )
+        self._reports: list[tuple[Task, Any, bool]] = []
+        self._tokens: list[object] = []
+        self._wake = anyio.Event()
+        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._timers = 0
+        self._finish: Outcome | None = None
+        self._crash: BaseException | None = None
+        self._wall_offset = 0.0
+        self._clock: Callable[[], float] = time.monotonic
+
+    async def execute(self) -> RunResult[Any]:
+        self._clock = _loop_clock()
+        started = self._clock()
+        self._wall_offset = time.time() - started
+        try:
+            try:
+                async with anyio.create_task_group() as group:
+                    heartbeat = getattr(self._store, "lease_seconds", None)
+                    if heartbeat is not None:
+                        group.start_soon(self._keep_lease, heartbeat / 3, group)
+                    try:
+                        await self._loop(group)
+                    except Exception as error:  # noqa: BLE001 - raised below, outside the group
+                        self._crash = error
+                    group.cancel_scope.cancel()
+            except BaseExceptionGroup as errors:
+                raise _only(errors) from None
+        finally:
+            self._scheduler.close()
+            try:
+                self._keep_late_answers()
+            finally:
+                self._store.release(self._lease)
+        if self._crash is not None:
+            raise self._crash
+        outcome = self._finish
+        if outcome is None:
+            raise MisuseError("the run ended without a result")
+        if outcome.error is not None:
+            outcome.error.add_note(f"specflow: run {self._record.run_id}")
+            raise outcome.error
+        ledger = self._scheduler.ledger
+        report = ledger.report(self._clock() - started, self._store.effects(self._record.run_id))
+        value = outcome.box.fresh() if outcome.box is not None else None
+        return RunResult(value, self._record.run_id, report, weakest(ledger.modes))
+
+    def _keep_late_answers(self) -> None:
+        """A cancelled run waited for threads: what their effects answered goes on record."""
+        if self._finish is not None or self._crash is not None:
+            return
+        commit = self._scheduler.late_answers(
+            [(task, result) for task, result, is_over in self._reports if not is_over]
+        )
+        if commit is not None:
+            with contextlib.suppress(StoreError):  # the cancellation is what counts; the effect is reported unknown
+                self._store.commit(self._lease, commit)
+
+    async def _loop(self, group: anyio.abc.TaskGroup) -> None:
+        decision = self._scheduler.begin(self._clock(), self._wall())
+        while True:
+            task = self._carry_out([decision], group)
+            while task is not None:
+                # Nothing else is under way: no task of its own is needed.
+                outcome = await self._attempt(task)
+                now = self._clock()
+                decision = self._scheduler.done(task, outcome, now, now + self._wall_offset)
+                task = self._carry_out([decision], group)
+                if task is None:
+                    break
+            if self._finish is not None:
+                return
+            while not self._reports and not self._tokens and self._crash is None:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+            if self._crash is not None:
+                return
+            decision = self._merge(self._react())
+
+    def _react(self) -> list[Decision]:
+        """Report everything that has happened; the decisions are committed together."""
+        decisions: list[Decision] = []
+        reports, self._reports = self._reports, []
+        tokens, self._tokens = self._tokens, []
+        now = self._clock()
+        wall = now + self._wall_offset
+        for task, result, is_over in reports:
+            if is_over:
+                decisions.append(self._scheduler.over(task, now, wall))
+            else:
+                decisions.append(self._scheduler.done(task, result, now, wall))
+        decisions.extend(self._scheduler.woke(token, now, wall) for token in tokens)
+        return decisions
+
+    def _merge(self, decisions: Sequence[Decision]) -> Decision:
+        if len(decisions) == 1:
+            return decisions[0]
+        commits = [decision.commit for decision in decisions if decision.commit is not None]
+        commit = None
+        if commits:
+            rows = {row.key: row for one in commits for row in one.effects}
+            status = next((one.status for one in reversed(commits) if one.status is not None), None)
+            entries = tuple(entry for one in commits for entry in one.entries)
+            commit = Commit(commits[0].parent, entries, tuple(rows.values()), status)
+        return Decision(
+            commit,
+            tuple(data for decision in decisions for data in decision.emitted),
+            tuple(action for decision in decisions for action in decision.actions),
+        )
+
+    def _carry_out(self, decisions: Sequence[Decision], group: anyio.abc.TaskGroup) -> Task | None:
+        """Commit, then act. Returns a task that may run right here, since nothing else is under way."""
+        decision = decisions[0]
+        if decision.commit is not None:
+            self._store.commit(self._lease, decision.commit)
+        for data in decision.emitted:
+            self._tell(CommittedEvent(decode(data, "an emitted value")))
+        inline: Task | None = None
+        actions = decision.actions
+        alone = len(actions) == 1 and not self._timers and len(self._scheduler.running) == 1
+        for action in actions:
+            if isinstance(action, Start):
+                if alone and action.task.kind is TaskKind.STEP and action.task.step.where == "loop":
+                    inline = action.task
+                    continue
+                self._scopes[action.task.number] = anyio.CancelScope()
+                group.start_soon(self._run_task, action.task)
+            else:
+                self._act(action, group)
+        return inline
+
+    def _act(self, action: Action, group: anyio.abc.TaskGroup) -> None:
+        """Carry out anything but a start."""
+        if isinstance(action, Cancel):
+            scope = self._scopes.get(action.task.number)
+            if scope is not None:
+                scope.cancel()
+        elif isinstance(action, Wake):
+            self._timers += 1
+            group.start_soon(self._timer, action)
+        elif isinstance(action, Show):
+            value = decode(action.data, "an emitted value")
+            self._tell(SpeculativeEvent(action.number, action.position, value, action.confidence))
+        elif isinstance(action, Retract):
+            self._tell(RetractedEvent(action.number))
+        elif isinstance(action, Finish):
+            self._finish = action.outcome
+
+    def _tell(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _wall(self) -> float:
+        return self._clock() + self._wall_offset
+
+    # ----------------------------------------------------------------------------------------------------------- tasks
+
+    async def _run_task(self, task: Task) -> None:
+        scope = self._scopes[task.number]
+        result: Any = None
+        finished = False
+        try:
+            with scope:
+                if task.status is TaskStatus.RUNNING:
+                    result = await self._work(task)
+                    finished = True
+        finally:
+            self._scopes.pop(task.number, None)
+            self._reports.append((task, result, not (finished and task.status is TaskStatus.RUNNING)))
+            self._wake.set()
+
+    async def _work(self, task: Task) -> Any:
+        if task.kind is TaskKind.PREDICT:
+            return await self._ask_predictor(task)
+        if task.kind is TaskKind.JUDGE:
+            return await self._ask_judge(task)
+        return await self._attempt(task)
+
+    async def _ask_predictor(self, task: Task) -> Any:
+        try:
+            return list(await task.step.predictor.predict(task.call))  # type: ignore[union-attr,arg-type,misc]
+        except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess
+            return error
+        except asyncio.CancelledError:
+            return _own_cancellation(f"the predictor of {task.step.name}")
+
+    async def _ask_judge(self, task: Task) -> Any:
+        predicted, actual = task.judged.fresh() if task.judged is not None else (None, None)
+        try:
+            return await task.step.verifier.verify(predicted, actual)  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001 - what a judge raises is the call's outcome
+            return error
+        except asyncio.CancelledError:
+            return _own_cancellation(f"the verifier of {task.step.name}")
+
+    async def _attempt(self, task: Task) -> Outcome:
+        """Try a step, its undo or its probe until it returns or the retries are used up."""
+        started = task.started_at
+        step = task.step
+        retry = step.retry
+        is_direct = step.is_plain and step.where == "loop" and step.timeout is None and task.kind is TaskKind.STEP
+        if task.kind is TaskKind.UNDO and retry.attempts == 1:
+            retry = _UNDO_RETRY
+        cells = task.state.cells if task.state is not None else None
+        number = 0
+        while True:
+            number += 1
+            if cells is not None:
+                task.state = State(cells)  # a failed try leaves nothing behind
+            try:
+                if is_direct and task.args is not None:
+                    value = await step.function(*task.args)
+                else:
+                    value = await self._call(task, number)
+            except Exception as error:  # noqa: BLE001 - what a step raises is its outcome
+                failure = error
+            except asyncio.CancelledError:
+                failure = _own_cancellation(f"step {step.name}")
+            else:
+                now = self._clock()
+                try:
+                    box = Box(value, step.result_label)
+                except SpecflowError as error:
+                    # It has done its work: another try would do it again, and return nothing better.
+                    return Outcome.raised(error, at=now + self._wall_offset, seconds=now - started)
+                return Outcome(box, at=now + self._wall_offset, seconds=now - started)
+            if number >= retry.attempts or not isinstance(failure, retry.on):
+                return Outcome.raised(failure, at=self._wall(), seconds=self._clock() - started)
+            await anyio.sleep(retry.seconds_before(number + 1))
+
+    async def _call(self, task: Task, number: int) -> Any:
+        step = task.step
+        args: Any = task.args
+        kwargs: dict[str, Any] = {}
+        if args is None:
+            args, kwargs = decode(task.arguments, f"the arguments of {step.name}")
+        function: Callable[..., Any] = step.function
+        if task.kind is TaskKind.UNDO and step.undo is not None:
+            row = task.effect
+            result = decode(row.result) if row is not None and row.result is not None else None
+            function, args = step.undo, (result, *args)
+        elif task.kind is TaskKind.PROBE and step.probe is not None:
+            function, args = step.probe, (task.key, *args)
+        else:
+            if step.state_parameter is not None:
+                kwargs[step.state_parameter] = task.state
+            if step.attempt_parameter is not None:
+                kwargs[step.attempt_parameter] = Attempt(self._record.run_id, task.position, task.key, number)
+        if step.timeout is None:
+            return await self._invoke(step, function, args, kwargs)
+        try:
+            with anyio.fail_after(step.timeout) as scope:
+                value = await self._invoke(step, function, args, kwargs)
+        except TimeoutError:
+            if scope.cancelled_caught:
+                raise StepTimeoutError(step.name, step.timeout) from None
+            raise
+        if scope.cancel_called and not inspect.iscoroutinefunction(function):
+            raise StepTimeoutError(step.name, step.timeout)  # a thread was waited for, and is late all the same
+        return value
+
+    async def _invoke(self, step: Step[..., Any], function: Any, args: Any, kwargs: Any) -> Any:
+        if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        if step.where == "process" and function is step.function:
+            name = f"{function.__module__}:{function.__qualname__}"
+            return await anyio.to_process.run_sync(_call_by_name, name, args, kwargs, cancellable=True)
+        # A thread cannot be stopped. It is waited for, so that nothing of a run outlives it.
+        return await anyio.to_thread.run_sync(functools.partial(function, *args, **kwargs))
+
+    async def _timer(self, wake: Wake) -> None:
+        await anyio.sleep(max(0.0, wake.at - self._clock()))
+        self._timers -= 1
+        self._tokens.append(wake.token)
+        self._wake.set()
+
+    async def _keep_lease(self, seconds: float, group: anyio.abc.TaskGroup) -> None:
+        while True:
+            await anyio.sleep(seconds)
+            try:
+                self._store.renew(self._lease)
+            except Exception as error:  # noqa: BLE001 - raised by the run
+                self._crash = error
+                group.cancel_scope.cancel()  # the run is somebody else's: what is under way stops as well
+                return
+
+
+def _loop_clock() -> Callable[[], float]:
+    """The running event loop's clock itself: asking anyio for it each time takes as long as a small step."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        clock: Callable[[], float] = trio.current_time
+        return clock
+    return asyncio.get_running_loop().time
+
+
+def _own_cancellation(who: str) -> BackendContractError:
+    """What to make of a cancellation that came out of user code.
+
+    Raises:
+        asyncio.CancelledError: it was meant for the running task; called while it is being handled.
+    """
+    if anyio.current_effective_deadline() == -math.inf:
+        raise  # noqa: PLE0704 - the cancellation that is being handled
+    trio = sys.modules.get("trio")
+    task = None if trio is not None and trio.lowlevel.in_trio_run() else asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise  # noqa: PLE0704 - as above
+    return BackendContractError(who, "let a cancellation out that was not its own", "handle what it awaits")
+
+
+def _find_step(name: str) -> Step[..., Any] | None:
+    """The step of that name, where it can be imported."""
+    try:
+        found = load(name)
+    except DefinitionError:
+        return None
+    return found if isinstance(found, Step) and found.name == name else None
+
+
+def _check_settings(limits: Mapping[str, int] | None, resolve: Mapping[str, Sent | NotSent] | None = None) -> None:
+    for resource, limit in (limits or {}).items():
+        if not limit >= 1:
+            raise InvalidSettingError(f"limits[{resource!r}]", limit, "an integer >= 1")
+    for key, answer in (resolve or {}).items():
+        if not isinstance(answer, Sent | NotSent):
+            raise InvalidSettingError(f"resolve[{key!r}]", answer, "Sent(result) or NotSent()")
+
+
+def _call_by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs in a worker process: the module's name is bound to the step, not to its function."""
+    found = load(name)
+    return (found.function if isinstance(found, Step) else found)(*args, **kwargs)
+
+
+def _only(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error that says something: cancellations are the consequence of another one."""
+    cancelled = anyio.get_cancelled_exc_class()
+    leaves: list[BaseException] = []
+    stack: list[BaseException] = [errors]
+    while stack:
+        error = stack.pop()
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if not isinstance(leaf, cancelled)), leaves[0])
+
+
+__all__ = [
+    "CommittedEvent",
+    "Event",
+    "NotSent",
+    "RetractedEvent",
+    "RunResult",
+    "Sent",
+    "SpeculativeEvent",
+    "fork",
+    "resume",
+    "run",
+]
