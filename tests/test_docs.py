@@ -197,7 +197,21 @@ def check_pip(arguments: list[str]) -> None:
             assert extras <= set(project["optional-dependencies"]), f"there is no extra in {argument}"
 
 
+def check_core_command(arguments: list[str]) -> None:
+    """The command line of the core understands the arguments."""
+    from specflow.cli.app import make_parser  # noqa: PLC0415 -- as above
+
+    code: object = None
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            make_parser().parse_args(arguments)
+        except SystemExit as left:
+            code = left.code  # --help and --version print and end the program
+    assert not code, said.getvalue()
+
+
 CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "specflow": check_core_command,
     "specflow-llm": check_own_command,
     "make": check_make,
     "python": check_python,
