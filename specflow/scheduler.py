@@ -69,6 +69,7 @@ from .report import LEAST_SECONDS, Ledger
 from .sight import Recent, Trail
 from .speculation import Assumption, Call, Opportunity, Prediction, Resolution, Verdict
 from .state import Access, Cells, State, cells_of, merge, revalidate
+from .timeline import Timeline, told
 from .types import Mode
 from .worlds import (
     Action,
@@ -93,8 +94,6 @@ from .worlds import (
 _NOTHING = Box(None)
 _LEFT_OVER = frozenset({EffectStatus.SENT, EffectStatus.UNKNOWN, EffectStatus.ACKED, EffectStatus.COMPENSATION_FAILED})
 """Effects that may have reached the outside world."""
-_ASKED = frozenset({EntryKind.CALL, EntryKind.SLEEP, EntryKind.FORK})
-"""Entries that stand for a request of the program."""
 _UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
 """Arguments of these types need no copy."""
 _MAX_AHEAD = 256
@@ -163,14 +162,11 @@ class Scheduler:
         self._find_step = find_step
         recovered = recovered or Recovered()
         self._seed = (recovered.seed or run_id).encode()[:64]
-        self._recorded = {entry.position: entry for entry in recovered.entries if entry.kind in _ASKED}
-        self._recovered = recovered.entries
+        self._timeline = Timeline(recovered.entries, self._on_committed, self._on_resolved, self._has_failed)
         self._was_blocked = recovered.was_blocked
         self._outbox = Outbox(run_id, recovered.effects, recovered.resolve)
 
         self._root = Strand(function, (), name, cells_of({}), at)
-        self._head = 0  # entries that are committed, or are part of the commit being put together
-        self._committed = len(recovered.entries)
         self._ready: deque[World] = deque()
         self._parked: dict[World, None] = {}
         self._doomed: list[World] = []
@@ -202,8 +198,6 @@ class Scheduler:
         self.now = 0.0
         self.wall = at
         # What the decision being put together holds.
-        self._entries: list[Entry] = []
-        self._emitted: list[bytes] = []
         self._actions: list[Action] = []
         self._status: RunStatus | None = None
 
@@ -266,11 +260,11 @@ class Scheduler:
             self._wind_up()
         commit = None
         changes = self._outbox.take_changes()
-        if self._entries or changes or self._status is not None:
-            commit = Commit(self._committed, tuple(self._entries), changes, self._status)
-            self._committed += len(self._entries)
-        decision = Decision(commit, tuple(self._emitted), tuple(self._actions))
-        self._entries, self._emitted, self._actions = [], [], []
+        parent, entries, emitted = self._timeline.take()
+        if entries or changes or self._status is not None:
+            commit = Commit(parent, entries, changes, self._status)
+        decision = Decision(commit, emitted, tuple(self._actions))
+        self._actions = []
         self._status = None
         return decision
 
@@ -283,7 +277,8 @@ class Scheduler:
             for world in self._doomed:
                 self._squash(world)
             self._doomed.clear()
-            self._flush()
+            self._timeline.flush(self._root, self.wall)
+            self._failure = self._failure or self._timeline.failure
             for queue in self._outbox.waiting:
                 self._deliver(queue)
             # After the commit, so that predictors have learned from what was committed just now.
@@ -381,20 +376,20 @@ class Scheduler:
             made = request.describe()
             if entry.step == request.step.name:
                 made += " with other arguments"
-            self._failure = DivergenceError(format_position(request.position), _told(entry), made)
+            self._failure = DivergenceError(format_position(request.position), told(entry), made)
             return None
         return entry
 
     def _recorded_as(self, world: World, request: Any, kind: EntryKind) -> Entry | None:
         """What history has for a request; None for nothing, or for something else, which is a failure."""
-        if not self._recorded or not self._rests_on_nothing(world):
+        if not self._timeline.recorded or not self._rests_on_nothing(world):
             return None
-        entry = self._recorded.get(request.position)
+        entry = self._timeline.recorded.get(request.position)
         if entry is not None and entry.kind is kind:
             return entry
-        if entry is not None or _comes_before(request.position, self._recovered[-1]):
-            told = _told(entry) if entry is not None else "nothing there"
-            self._failure = DivergenceError(format_position(request.position), told, request.describe())
+        if entry is not None or _comes_before(request.position, self._timeline.newest_recorded):
+            recorded = told(entry) if entry is not None else "nothing there"
+            self._failure = DivergenceError(format_position(request.position), recorded, request.describe())
         return None
 
     def _answer_from_history(self, world: World, request: CallRequest, entry: Entry) -> None:
@@ -503,11 +498,19 @@ class Scheduler:
         if row.status in (EffectStatus.ACKED, EffectStatus.FAILED):
             self._outbox.use(row.key)
             self._unpark(world)
-            self._answer(world, Outcome.stored(row.result, row.error, at=row.at), row.writes)
+            outcome = Outcome.stored(row.result, row.error, at=row.at)
+            if row.tries > 0:
+                self._settle(world, outcome, row.writes)  # what the step returned, not judged yet
+            else:
+                self._answer(world, outcome, row.writes)
             return True
         if row.status not in (EffectStatus.SENT, EffectStatus.UNKNOWN) or step.idempotent:
             return False
         answer = self._outbox.resolution(row.key)
+        if isinstance(answer, NotSent):
+            self._outbox.put(replace(row, status=EffectStatus.PREPARED))
+            self._outbox.forget_resolution(row.key)
+            return False  # to be started now, like any other call
         if answer is not None:
             self._apply_answer(world, row, answer)
             return True
@@ -641,7 +644,7 @@ class Scheduler:
             and len(self._tasks) == 1
             and len(task.worlds) == 1
             and not head.children
-            and self._head >= len(self._recovered)
+            and not self._timeline.is_replaying
             and not (self._parked or self._doomed or self._deeper or self._reusable or self._outbox.has_rows)
         )
 
@@ -676,13 +679,8 @@ class Scheduler:
             return self._decide()
         world.arguments = arguments
         self._root.flushed = record
-        self._head += 1
         self.ledger.committed(step.name)
-        box = outcome.box
-        entry = Entry(
-            record.request.position, EntryKind.CALL, step.name, record.arguments,
-            box.data if box is not None else None, None, at=outcome.at, seconds=outcome.seconds,
-        )  # fmt: skip
+        commit = self._timeline.add_plain(record, step.name)
         coming = Task(self._next_task, TaskKind.STEP, following, waiting.position, arguments, started_at=self.now)
         coming.money, coming.tokens = following.money, following.tokens
         self._next_task += 1
@@ -693,9 +691,7 @@ class Scheduler:
         if following.is_reusable:
             self._pure[following.name, arguments] = coming
         self.ledger.started(coming)
-        parent = self._committed
-        self._committed = parent + 1
-        return Decision(Commit(parent, (entry,)), (), (Start(coming),))
+        return Decision(commit, (), (Start(coming),))
 
     def _is_known_and_plain(self, step: Step[..., Any]) -> bool:
         return step.is_plain and self._steps.get(step.name) is step
@@ -1073,7 +1069,7 @@ class Scheduler:
 
     def _predict_gather(self, world: World, request: GatherRequest) -> None:
         """Guess the results of parallel calls together, where each has a quick predictor."""
-        if world.dead or self._recorded or len(self._assumptions(world)) >= self._policy.depth:
+        if world.dead or self._timeline.recorded or len(self._assumptions(world)) >= self._policy.depth:
             return
         results: list[tuple[Any, None]] = []
         confidence = 1.0
@@ -1371,7 +1367,7 @@ class Scheduler:
                 self._launch_inputs(head, head.waiting)
 
     def _guess_inputs(self, world: World, request: InputsRequest, strands: Sequence[Strand]) -> None:
-        if self._policy.depth < 1 or world.dead or self._recorded:
+        if self._policy.depth < 1 or world.dead or self._timeline.recorded:
             return
         candidates = [self._candidates(strand) for strand in strands]
         if not all(candidates):
@@ -1583,7 +1579,7 @@ class Scheduler:
         key = self._outbox.key(request.position, request.step.name, record.arguments)
         row = self._outbox.get(key)
         if row is None:
-            if self._head < len(self._recovered):
+            if self._timeline.is_replaying:
                 return  # before this run was forked: its parent sent it, or will
             row = EffectRecord(key, request.position, request.step.name, EffectStatus.PREPARED, record.arguments)
             self._outbox.put(row)
@@ -1679,107 +1675,18 @@ class Scheduler:
 
     # ----------------------------------------------------------------------------------------------------------- commit
 
-    def _flush(self) -> None:
-        """Commit in program order whatever rests on nothing unknown."""
-        self._flush_strand(self._root, nested=False)
+    def _has_failed(self) -> bool:
+        return self._failure is not None
 
-    def _flush_strand(self, strand: Strand, *, nested: bool) -> bool:
-        """Returns True when the strand is finished and all of it is committed."""
-        head = strand.head
-        if head.log is not strand.flushed:
-            for record in strand.records(head.log, strand.flushed):
-                if self._failure is not None:
-                    return False
-                self._flush_record(strand, record, nested=nested)
-                strand.flushed = record
-        if isinstance(head.waiting, Finished):
-            strand.flushed_end = True
-            return True
-        if head.join is not None and not isinstance(head.waiting, CallRequest | None):
-            self._flush_fork(strand, head.waiting, head.accesses, head.events, nested=nested)
-            for branch in head.join.strands:
-                if not self._flush_strand(branch, nested=True):
-                    break
-        return False
+    def _on_committed(self, strand: Strand, record: Record, request: CallRequest) -> None:
+        """A call is part of history: count it, send what it buffered, and let the predictor learn."""
+        self.ledger.committed(request.step.name)
+        if request.step.effect is Effect.BUFFERED:
+            self._buffer(record, request)
+        self._observe(strand, record, request)
 
-    def _flush_record(self, strand: Strand, record: Record, *, nested: bool) -> None:
-        request = record.request
-        outcome = record.outcome
-        if isinstance(request, CallRequest):
-            self.ledger.committed(request.step.name)
-            if request.step.effect is Effect.BUFFERED:
-                self._buffer(record, request)
-            if record.resolutions:
-                self._learn(record.resolutions)
-            self._observe(strand, record, request)
-            accesses = (
-                (*record.program_accesses, *record.step_accesses) if record.step_accesses else record.program_accesses
-            )
-            entry = Entry(
-                request.position,
-                EntryKind.CALL,
-                request.step.name,
-                record.arguments,
-                outcome.box.data if outcome.box is not None else None,
-                outcome.encoded_error(),
-                events=record.events,
-                at=outcome.at,
-                seconds=outcome.seconds,
-            )
-            self._commit(entry, accesses, nested=nested)
-        elif isinstance(request, SleepRequest):
-            entry = _entry(request, EntryKind.SLEEP, record.events, outcome.at)
-            self._commit(entry, record.program_accesses, nested=nested)
-        elif isinstance(request, GatherRequest | PipelineRequest):
-            self._flush_fork(strand, request, record.program_accesses, record.events, nested=nested)
-            events: list[bytes] = []
-            for branch in record.branches:
-                self._flush_strand(branch, nested=True)
-                events.extend(branch.head.events)
-            self._learn(record.resolutions)
-            entry = _entry(request, EntryKind.JOIN, tuple(events), outcome.at)
-            self._commit(entry, record.step_accesses, nested=nested)
-
-    def _flush_fork(
-        self, strand: Strand, request: Any, accesses: Sequence[Access], events: tuple[bytes, ...], *, nested: bool
-    ) -> None:
-        """Before anything of parallel branches, what the program did before they started."""
-        if strand.forked is not request:
-            strand.forked = request
-            self._commit(_entry(request, EntryKind.FORK, events, self.wall), accesses, nested=nested)
-
-    def _commit(self, entry: Entry, accesses: Sequence[Access], *, nested: bool) -> None:
-        writes = writes_of(accesses)
-        if writes:
-            entry = replace(entry, branch_writes=writes) if nested else replace(entry, writes=writes)
-        if entry.events:
-            self._emitted_events(entry.events)
-        self._commit_entry(entry)
-
-    def _commit_entry(self, entry: Entry) -> None:
-        if self._head < len(self._recovered):
-            recorded = self._recovered[self._head]
-            if recorded.position != entry.position or recorded.kind is not entry.kind:
-                self._failure = DivergenceError(
-                    format_position(recorded.position),
-                    _told(recorded),
-                    f"{_told(entry)} at {format_position(entry.position)}",
-                )
-            elif recorded.writes != entry.writes:
-                self._failure = DivergenceError(
-                    format_position(recorded.position), "other changes of the state", "different ones"
-                )
-        else:
-            self._entries.append(entry)
-        self._head += 1
-        if self._head == len(self._recovered):
-            self._recorded = {}
-
-    def _emitted_events(self, events: Sequence[bytes]) -> None:
-        if self._head >= len(self._recovered):
-            self._emitted.extend(events)
-
-    def _learn(self, resolutions: Sequence[Resolution]) -> None:
+    def _on_resolved(self, resolutions: Sequence[Resolution]) -> None:
+        """Guesses about a committed request are resolved."""
         for resolution in resolutions:
             self.ledger.resolved(resolution)
             self._policy.learn(resolution)
@@ -1789,7 +1696,7 @@ class Scheduler:
         outcome = record.outcome
         if predictor is None or outcome.box is None:
             return
-        if self._head >= len(self._recovered):
+        if not self._timeline.is_replaying:
             request.step.remembered.append(outcome.box)
         observe = getattr(predictor, "observe", None)
         if observe is None:
@@ -1811,10 +1718,10 @@ class Scheduler:
         """The program is finished: deliver what is buffered, undo what a failure calls for, and write the end."""
         if self._finished is None or self._delivering or self._outbox.waiting:
             return
-        if self._head < len(self._recovered) and self._recovered[self._head].kind is not EntryKind.END:
+        expected = self._timeline.expected
+        if expected is not None and expected.kind is not EntryKind.END:
             # Found before anything is undone: a program that ends too early may not undo what its history did.
-            recorded = self._recovered[self._head]
-            self._failure = DivergenceError(format_position(recorded.position), _told(recorded), "the end")
+            self._failure = DivergenceError(format_position(expected.position), told(expected), "the end")
             self._fail()
             return
         if any(task.kind is TaskKind.STEP and task.effect is not None for task in self._tasks.values()):
@@ -1830,8 +1737,7 @@ class Scheduler:
         if self._undo:
             return
         head = self._root.head
-        self._emitted_events(head.events)
-        self._commit_entry(
+        self._timeline.add(
             Entry(
                 (),
                 EntryKind.END,
@@ -1936,12 +1842,13 @@ class Scheduler:
 
     def _fail(self) -> None:
         """The run cannot go on; what is committed stays, nothing more is."""
-        self._entries = []
-        self._emitted = []
+        self._timeline.drop()
         self._outbox.withdraw()
         if self._failure is not None and not self._over:
             self._over = True
-            self._actions = [action for action in self._actions if not isinstance(action, Start)]
+            for action in [action for action in self._actions if isinstance(action, Start)]:
+                self._actions.remove(action)  # it never began, and nobody will say that it is over
+                self._release(action.task)
             self._stop_everything()
             self._actions.append(Finish(Outcome.raised(self._failure, at=self.wall)))
 
@@ -1964,7 +1871,7 @@ class Scheduler:
                 rows.append(_answered(task.effect, outcome, accesses))
             elif task.kind is TaskKind.UNDO and not outcome.failed:
                 rows.append(replace(task.effect, status=EffectStatus.COMPENSATED))
-        return Commit(self._committed, effects=tuple(rows)) if rows else None
+        return Commit(self._timeline.committed, effects=tuple(rows)) if rows else None
 
     def close(self) -> None:
         """Let every program go; for a run that is cancelled from outside."""
@@ -2008,17 +1915,6 @@ def _comes_before(position: Position, entry: Entry) -> bool:
     return position <= entry.position
 
 
-def _told(entry: Entry) -> str:
-    """An entry as errors name it."""
-    if entry.kind is EntryKind.CALL:
-        return f"a call of {entry.step}"
-    return {
-        EntryKind.SLEEP: "a sleep",
-        EntryKind.FORK: "parallel calls",
-        EntryKind.JOIN: "the end of parallel calls",
-    }.get(entry.kind, "the end")
-
-
 def assumed_cells(strand: Strand, record: Record, writes: Sequence[Write]) -> Cells | None:
     """The state after a record whose step turned out to write it."""
     state = State(strand.base)
@@ -2045,10 +1941,6 @@ def _copier(value: Any) -> Callable[[], Any]:
         return Box(value).fresh
     except SpecflowError:
         return lambda: value  # a step refuses it when it is called; a workflow may take a function or a step
-
-
-def _entry(request: Any, kind: EntryKind, events: tuple[bytes, ...], at: float) -> Entry:
-    return Entry(request.position, kind, kind.value, b"", None, None, events=events, at=at)
 
 
 def _branches(world: World) -> tuple[Strand, ...]:

@@ -1,0 +1,212 @@
+"""History in program order: what is on record already, and what is committed next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .errors import DivergenceError
+from .history import Commit, Entry, EntryKind, Position, format_position
+from .replay import CallRequest, Finished, GatherRequest, PipelineRequest, SleepRequest
+from .speculation import Resolution
+from .state import Access, writes_of
+from .worlds import Record, Strand
+
+_ASKED = frozenset({EntryKind.CALL, EntryKind.SLEEP, EntryKind.FORK})
+"""Entries that stand for a request of the program."""
+
+
+class Timeline:
+    """Turns answered requests into entries, in program order, as soon as they rest on nothing unknown.
+
+    A run that goes on makes the entries of its history again; they are compared, not committed twice.
+
+    Args:
+        recovered: entries on record.
+        on_committed: called for every call that becomes an entry.
+        on_resolved: called with the guesses that were resolved by it, before.
+        has_failed: asked before every entry; nothing is added to a run that has failed.
+    """
+
+    def __init__(
+        self,
+        recovered: Sequence[Entry],
+        on_committed: Callable[[Strand, Record, CallRequest], None],
+        on_resolved: Callable[[Sequence[Resolution]], None],
+        has_failed: Callable[[], bool],
+    ) -> None:
+        self._recovered = recovered
+        self._on_committed = on_committed
+        self._on_resolved = on_resolved
+        self._has_failed = has_failed
+        self.recorded: dict[Position, Entry] = {entry.position: entry for entry in recovered if entry.kind in _ASKED}
+        """Entries that will answer requests; empty as soon as all of history was made again."""
+        self.failure: DivergenceError | None = None
+        self._head = 0  # entries that are committed, or part of the commit being put together
+        self._committed = len(recovered)
+        self._entries: list[Entry] = []
+        self._emitted: list[bytes] = []
+        self._wall = 0.0
+
+    @property
+    def is_replaying(self) -> bool:
+        """True until all of history was made again."""
+        return self._head < len(self._recovered)
+
+    @property
+    def expected(self) -> Entry | None:
+        """What history says comes next; None beyond its end."""
+        return self._recovered[self._head] if self._head < len(self._recovered) else None
+
+    @property
+    def newest_recorded(self) -> Entry:
+        """The last entry of history."""
+        return self._recovered[-1]
+
+    @property
+    def committed(self) -> int:
+        """Number of entries handed out for a commit so far, history included: the head that follows them."""
+        return self._committed
+
+    def flush(self, root: Strand, wall: float) -> None:
+        """Add whatever rests on nothing unknown.
+
+        Args:
+            root: the strand of the program itself.
+            wall: wall-clock time, in seconds since the epoch.
+        """
+        self._wall = wall
+        self._flush_strand(root, nested=False)
+
+    def take(self) -> tuple[int, tuple[Entry, ...], tuple[bytes, ...]]:
+        """The head before, entries and emitted events since this was asked last."""
+        parent, entries, emitted = self._committed, tuple(self._entries), tuple(self._emitted)
+        self._committed += len(entries)
+        self._entries, self._emitted = [], []
+        return parent, entries, emitted
+
+    def drop(self) -> None:
+        """Forget what was not taken: the run failed."""
+        self._entries, self._emitted = [], []
+
+    def add_plain(self, record: Record, step: str) -> Commit:
+        """The commit of one plain call, when nothing else is waiting to be committed."""
+        outcome = record.outcome
+        entry = Entry(
+            record.request.position, EntryKind.CALL, step, record.arguments,
+            outcome.box.data if outcome.box is not None else None, None, at=outcome.at, seconds=outcome.seconds,
+        )  # fmt: skip
+        parent = self._committed
+        self._committed = parent + 1
+        self._head += 1
+        return Commit(parent, (entry,))
+
+    def _flush_strand(self, strand: Strand, *, nested: bool) -> bool:
+        """Returns True when the strand is finished and all of it is committed."""
+        head = strand.head
+        if head.log is not strand.flushed:
+            for record in strand.records(head.log, strand.flushed):
+                if self.failure is not None or self._has_failed():
+                    return False
+                self._flush_record(strand, record, nested=nested)
+                strand.flushed = record
+        if isinstance(head.waiting, Finished):
+            strand.flushed_end = True
+            return True
+        if head.join is not None and not isinstance(head.waiting, CallRequest | None):
+            self._flush_fork(strand, head.waiting, head.accesses, head.events, nested=nested)
+            for branch in head.join.strands:
+                if not self._flush_strand(branch, nested=True):
+                    break
+        return False
+
+    def _flush_record(self, strand: Strand, record: Record, *, nested: bool) -> None:
+        request = record.request
+        outcome = record.outcome
+        if isinstance(request, CallRequest):
+            if record.resolutions:
+                self._on_resolved(record.resolutions)
+            self._on_committed(strand, record, request)
+            accesses = (
+                (*record.program_accesses, *record.step_accesses) if record.step_accesses else record.program_accesses
+            )
+            entry = Entry(
+                request.position,
+                EntryKind.CALL,
+                request.step.name,
+                record.arguments,
+                outcome.box.data if outcome.box is not None else None,
+                outcome.encoded_error(),
+                events=record.events,
+                at=outcome.at,
+                seconds=outcome.seconds,
+            )
+            self._commit(entry, accesses, nested=nested)
+        elif isinstance(request, SleepRequest):
+            entry = _entry(request, EntryKind.SLEEP, record.events, outcome.at)
+            self._commit(entry, record.program_accesses, nested=nested)
+        elif isinstance(request, GatherRequest | PipelineRequest):
+            self._flush_fork(strand, request, record.program_accesses, record.events, nested=nested)
+            events: list[bytes] = []
+            for branch in record.branches:
+                self._flush_strand(branch, nested=True)
+                events.extend(branch.head.events)
+            self._on_resolved(record.resolutions)
+            entry = _entry(request, EntryKind.JOIN, tuple(events), outcome.at)
+            self._commit(entry, record.step_accesses, nested=nested)
+
+    def _flush_fork(
+        self, strand: Strand, request: Any, accesses: Sequence[Access], events: tuple[bytes, ...], *, nested: bool
+    ) -> None:
+        """Before anything of parallel branches, what the program did before they started."""
+        if strand.forked is not request:
+            strand.forked = request
+            self._commit(_entry(request, EntryKind.FORK, events, self._wall), accesses, nested=nested)
+
+    def _commit(self, entry: Entry, accesses: Sequence[Access], *, nested: bool) -> None:
+        writes = writes_of(accesses)
+        if writes:
+            entry = replace(entry, branch_writes=writes) if nested else replace(entry, writes=writes)
+        self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """The next entry: compared with what is recorded, or new."""
+        if self.failure is not None or self._has_failed():
+            return  # the first one counts: what follows it may be its consequence
+        recorded = self.expected
+        if recorded is not None:
+            if recorded.position != entry.position or recorded.kind is not entry.kind:
+                self.failure = DivergenceError(
+                    format_position(recorded.position),
+                    told(recorded),
+                    f"{told(entry)} at {format_position(entry.position)}",
+                )
+            elif recorded.writes != entry.writes:
+                self.failure = DivergenceError(
+                    format_position(recorded.position), "other changes of the state", "different ones"
+                )
+        else:
+            self._entries.append(entry)
+            self._emitted.extend(entry.events)
+        self._head += 1
+        if self._head == len(self._recovered):
+            self.recorded = {}
+
+
+def told(entry: Entry) -> str:
+    """An entry as errors name it."""
+    if entry.kind is EntryKind.CALL:
+        return f"a call of {entry.step}"
+    return {
+        EntryKind.SLEEP: "a sleep",
+        EntryKind.FORK: "parallel calls",
+        EntryKind.JOIN: "the end of parallel calls",
+    }.get(entry.kind, "the end")
+
+
+def _entry(request: Any, kind: EntryKind, events: tuple[bytes, ...], at: float) -> Entry:
+    return Entry(request.position, kind, kind.value, b"", None, None, events=events, at=at)
+
+
+__all__ = ["Timeline", "told"]
