@@ -36,7 +36,10 @@ def rebuild(steps: int) -> float:
     """Microseconds per replayed step of one rebuild."""
     body = count_to.body(Box.from_bytes(encode([[steps + 1], {}])))
     program = Program(body, prefix=(), seed=b"", cells=cells_of({}), at=0.0)
-    answers = [(Outcome(Box(value), at=1.0), ()) for value in range(1, steps + 1)]
+    answers = [
+        (Outcome(Box(value), at=1.0), (), CallRequest((value - 1,), add_one, (value - 1,), {}))
+        for value in range(1, steps + 1)
+    ]
     started = time.perf_counter()
     request = replay(program, answers)
     seconds = time.perf_counter() - started

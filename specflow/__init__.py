@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .outbox import NotSent, Sent
     from .replay import Context
     from .report import RunReport
-    from .runtime import CommittedEvent, RetractedEvent, RunResult, SpeculativeEvent, fork, resume, run
+    from .runtime import CommittedEvent, RetractedEvent, RunResult, SpeculativeEvent, fork, read_state, resume, run
     from .state import State
 
 __all__ = [
@@ -101,6 +101,7 @@ __all__ = [
     "Workflow",
     "fork",
     "given",
+    "read_state",
     "resume",
     "run",
     "run_sync",
@@ -125,6 +126,7 @@ _ROOMS = {
     "Workflow": ".definitions",
     "fork": ".runtime",
     "given": ".definitions",
+    "read_state": ".runtime",
     "resume": ".runtime",
     "run": ".runtime",
     "step": ".definitions",

@@ -6,18 +6,21 @@ only awaits are requests to its context.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hashlib
 import importlib
 import inspect
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from .codec import Box, encode
 from .effects import Effect
-from .errors import DefinitionError, InvalidSettingError
+from .errors import DefinitionError, InvalidSettingError, MisuseError, UnsupportedValueError
 from .history import Position
 from .protocols import Predictor, Verifier
 from .state import State
@@ -67,6 +70,8 @@ class Retry:
         return min(self.max_wait, self.wait * self.backoff ** (attempt - 2))
 
 
+driven: ContextVar[bool] = ContextVar("driven", default=False)
+"""True while a workflow's own code runs: what it calls then is not a step of the run."""
 given: Any = object()
 """Default for parameters that the runtime fills in: ``async def pay(amount: int, attempt: Attempt = given)``. It tells
 readers and type checkers that callers do not pass them."""
@@ -110,8 +115,8 @@ class Step(Generic[ParametersT, ResultT]):
         self.effect = effect
         self.predictor = predict
         self.verifier: Verifier = verify if verify is not None else Equal()
-        self.undo = undo
-        self.probe = probe
+        self.undo = undo.function if isinstance(undo, Step) else undo
+        self.probe = probe.function if isinstance(probe, Step) else probe
         self.retry = retry or Retry()
         self.timeout = timeout
         self.resource = resource
@@ -122,7 +127,8 @@ class Step(Generic[ParametersT, ResultT]):
         self.tokens = tokens
         self.arguments_label = f"the arguments of {self.name}"
         self.result_label = f"the result of {self.name}"
-        self.judged = inspect.iscoroutinefunction(self.verifier.verify)
+        self.returns = _plain_return(function)
+        self.judged = inspect.iscoroutinefunction(getattr(self.verifier, "verify", None))
         self.remembered: deque[Box] = deque(maxlen=REMEMBERED)
         """Its newest committed results in this process, over all runs: what its predictor is shown at first."""
         self.usual_seconds: float | None = None
@@ -141,13 +147,35 @@ class Step(Generic[ParametersT, ResultT]):
             and not injected
         )
         """Nothing but its arguments and its result has to be considered."""
-        self.needs_key = effect.is_external or self.attempt_parameter is not None
+        self.needs_key = self.attempt_parameter is not None or (isinstance(effect, Effect) and effect.is_external)
         functools.update_wrapper(self, function, updated=())
+        self._check_protocols()
         self._check(is_async=is_async)
 
     def __call__(self, *args: ParametersT.args, **kwargs: ParametersT.kwargs) -> Any:
-        """Run the plain function, outside any run: what it returns, or awaits, is its own."""
+        """Run the plain function, outside any run: what it returns, or awaits, is its own.
+
+        Raises:
+            MisuseError: called by a workflow, which would run it on guesses and again at every recovery.
+        """
+        if driven.get():
+            raise MisuseError(
+                f"a workflow called step {self.name} directly; write `await ctx.call({self.function.__name__}, ...)`"
+            )
         return self.function(*args, **kwargs)
+
+    def check_result(self, value: Any) -> None:
+        """Compare a result with a plain class in the return annotation.
+
+        Raises:
+            UnsupportedValueError: it is of another type.
+        """
+        expected = self.returns
+        if expected is None or isinstance(value, expected):
+            return
+        if not (type(value) is int and expected in (float, complex)):
+            remedy = f"it is declared to return {expected.__name__}: change the step or its annotation"
+            raise UnsupportedValueError(self.result_label, type(value).__name__, remedy)
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"
@@ -169,6 +197,20 @@ class Step(Generic[ParametersT, ResultT]):
         """An attempt ended after this long."""
         usual = self.usual_seconds
         self.usual_seconds = seconds if usual is None else usual + _NEWEST * (seconds - usual)
+
+    def _check_protocols(self) -> None:
+        if not isinstance(self.effect, Effect):
+            raise InvalidSettingError("effect", self.effect, "a member of specflow.Effect")
+        if self.predictor is not None and (
+            isinstance(self.predictor, type) or not callable(getattr(self.predictor, "predict", None))
+        ):
+            raise InvalidSettingError("predict", self.predictor, "a predictor object, for example LastValue() or Fn(f)")
+        if isinstance(self.verifier, type) or not callable(getattr(self.verifier, "verify", None)):
+            raise InvalidSettingError("verify", self.verifier, "a verifier object, for example Predicate(f)")
+        if not isinstance(self.retry, Retry):
+            raise InvalidSettingError("retry", self.retry, "a Retry, for example Retry(attempts=3)")
+        if self.effect is Effect.BUFFERED and self.state_parameter is not None:
+            raise InvalidSettingError("effect", self.effect, f"another effect: {self.name} declares a State")
 
     def _check(self, *, is_async: bool) -> None:
         if (self.undo is not None) != (self.effect is Effect.COMPENSABLE):
@@ -319,13 +361,15 @@ def encode_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], where: st
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """Digest of a function's code: it changes with what the code does, not with its line numbers or comments."""
+    """Digest of a function's own code, without line numbers, comments and docstring; not of what it calls."""
     digest = hashlib.blake2b(digest_size=16)
 
     def feed(code: Any) -> None:
         digest.update(code.co_code)
         digest.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
         for constant in code.co_consts:
+            if constant is function.__doc__:
+                continue
             if inspect.iscode(constant):
                 feed(constant)
             elif isinstance(constant, frozenset):
@@ -346,6 +390,10 @@ def load(target: str) -> Any:
     module_name, _, name = target.partition(":")
     if not name:
         raise DefinitionError(f"{target!r} does not name a program: write module:name")
+    if module_name == "__main__" and name not in vars(sys.modules["__main__"]):
+        raise DefinitionError(
+            f"{target!r} was defined in a script; put it into a module that can be imported, or name the program"
+        )
     try:
         module: Any = importlib.import_module(module_name)
     except ImportError as error:
@@ -376,6 +424,20 @@ def _signature(function: Callable[..., Any], *, skip_first: bool = False) -> tup
     return signature.replace(parameters=kept), injected
 
 
+def _plain_return(function: Callable[..., Any]) -> type | None:
+    """The class that a function is declared to return, where the annotation is just that."""
+    annotation = inspect.signature(function).return_annotation
+    if isinstance(annotation, str):
+        annotation = {**vars(builtins), **getattr(function, "__globals__", {})}.get(annotation)
+    if not isinstance(annotation, type) or annotation in (object, Any, inspect.Signature.empty):
+        return None
+    try:
+        isinstance(None, annotation)
+    except TypeError:
+        return None  # a protocol, or another class that instances cannot be compared with
+    return annotation
+
+
 def _positional(signature: inspect.Signature) -> range:
     """Numbers of arguments that a call without keywords may have."""
     least = most = 0
@@ -404,6 +466,7 @@ __all__ = [
     "StepDecorator",
     "Where",
     "Workflow",
+    "driven",
     "encode_arguments",
     "fingerprint",
     "given",

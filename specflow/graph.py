@@ -7,6 +7,7 @@ step, each of which waits for the results it reads.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, get_type_hints, overload
@@ -18,6 +19,10 @@ from .replay import Context, InputsRequest, PipelineRequest, Suspend
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
+
+
+_RESERVED = frozenset({"store", "policy", "run_id", "limits", "on_event"})
+"""Keywords that run() takes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Graph:
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Any]
     """Name of every input and the type it is declared with (``object`` where it is not)."""
+    optional: frozenset[str]
+    """Inputs that may be left out: every step that reads one has a default for it."""
     output: str | None
     """The step whose result is the pipeline's; None: a dict of the results that no step reads."""
 
@@ -95,6 +102,8 @@ class Pipeline:
         return self._add(function, when or {}, settings)
 
     def _add(self, function: Callable[..., Any], when: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+        if isinstance(function, Step) and settings:
+            raise GraphError(self._label, f"{function.name} is a step already", "give it its settings where it is made")
         added = function if isinstance(function, Step) else Step(function, **settings)
         name = added.function.__name__
         if name in self._steps:
@@ -140,7 +149,7 @@ class Pipeline:
             raise GraphError(
                 self._label, "its inputs are named", f"write run(pipeline, {next(iter(graph.inputs), 'x')}=...)"
             )
-        missing = [name for name in graph.inputs if name not in kwargs]
+        missing = [name for name in graph.inputs if name not in kwargs and name not in graph.optional]
         if missing:
             readers = [node.name for node in graph.nodes if missing[0] in node.inputs]
             raise GraphError(
@@ -236,7 +245,18 @@ class Pipeline:
         ordered = tuple(nodes[name] for name in sorted_names)
         sinks = [name for name in graph if graph.out_degree(name) == 0]
         output = self._output or (sinks[0] if len(sinks) == 1 else None)
-        return Graph(ordered, inputs, output)
+        reserved = _RESERVED & inputs.keys()
+        if reserved:
+            raise GraphError(self._label, f"{min(reserved)!r} is a setting of run()", "rename this input")
+        return Graph(ordered, inputs, frozenset(inputs) - self._required(nodes), output)
+
+    def _required(self, nodes: Mapping[str, Node]) -> frozenset[str]:
+        return frozenset(
+            name
+            for node in nodes.values()
+            for name in node.inputs
+            if node.step.signature.parameters[name].default is inspect.Signature.empty
+        )
 
     def _node(self, name: str, step: Step[..., Any]) -> Node:
         """What a step reads, by the names of its parameters and of its condition."""
@@ -251,7 +271,7 @@ class Pipeline:
             raise GraphError(self._label, f"{name} has parameters without a name", "name what it reads")
         named = [one.name for one in parameters if one.name in self._steps]
         reads = tuple(dict.fromkeys([*named, *(source for source, _values in when)]))
-        inputs = tuple(one.name for one in parameters if one.name not in self._steps and one.default is one.empty)
+        inputs = tuple(one.name for one in parameters if one.name not in self._steps)
         return Node(name, step, reads, inputs, when)
 
     def _check_edges(self, node: Node, nodes: Mapping[str, Node]) -> None:

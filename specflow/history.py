@@ -74,7 +74,7 @@ class Entry:
     step: str
     """Name of the step; of the workflow for :attr:`EntryKind.END`."""
     arguments: bytes
-    """Encoded ``[args, kwargs]``."""
+    """Encoded ``[args, kwargs]``; for :attr:`EntryKind.END` the run's :class:`~specflow.types.Mode`."""
     result: bytes | None
     """Encoded return value; None when it raised."""
     error: bytes | None

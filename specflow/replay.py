@@ -8,6 +8,7 @@ program again: that is how a run survives a crash, and how a world is forked to 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
@@ -16,8 +17,8 @@ from datetime import UTC, datetime
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from .codec import Box, decode_error, encode, encode_error
-from .definitions import Step, Workflow
-from .errors import DefinitionError, ForeignAwaitError, MisuseError
+from .definitions import Step, Workflow, driven
+from .errors import DefinitionError, DivergenceError, ForeignAwaitError, MisuseError
 from .history import Position, format_position
 from .state import Access, Cells, State
 
@@ -378,26 +379,30 @@ class Program:
             return self._drive(self._coroutine.send, outcome.box.fresh())
         return self._drive(self._coroutine.throw, outcome.fresh_error())
 
-    def catch_up(self, answers: Sequence[tuple[Outcome, Sequence[Access]]]) -> Request | Finished:
+    def catch_up(self, answers: Sequence[Answer]) -> Request | Finished:
         """Answer a started program's requests one after another, as in :func:`replay`."""
         # Written out for speed: forks and recoveries spend their time here.
         coroutine, state = self._coroutine, self.state
         send, at = coroutine.send, self.at
+        expected = answers[0][2]
+        token = driven.set(True)
         try:
-            for outcome, accesses in answers[:-1]:
+            for (outcome, accesses, _request), (_outcome, _accesses, expected) in itertools.pairwise(answers):
                 if accesses:
                     state.replay(accesses)
                 if outcome.at > at:
                     self.at = at = outcome.at
-                if outcome.box is not None:
-                    send(outcome.box.fresh())
-                else:
-                    coroutine.throw(outcome.fresh_error())
-        except StopIteration as done:
-            return self._finish(done.value)
-        except Exception as error:  # noqa: BLE001 - what a program raises is its outcome
-            return Finished(Outcome.raised(error, at=self.at))
-        outcome, accesses = answers[-1]
+                box = outcome.box
+                made = send(box.fresh()) if box is not None else coroutine.throw(outcome.fresh_error())
+                if type(made) is not type(expected) or _is_another(made, expected):
+                    return _diverged(expected, made)
+        except StopIteration:
+            return _diverged(expected, None)
+        except (Exception, SystemExit):  # noqa: BLE001 - it did not raise the first time
+            return _diverged(expected, None)
+        finally:
+            driven.reset(token)
+        outcome, accesses, _request = answers[-1]
         state.replay(accesses)
         self.forget()
         return self.resume(outcome)
@@ -423,6 +428,7 @@ class Program:
             return
 
     def _drive(self, advance: Callable[[Any], Any], value: Any) -> Request | Finished:
+        token = driven.set(True)
         try:
             request = advance(value)
             if not isinstance(request, Request):
@@ -431,8 +437,10 @@ class Program:
                 return Finished(Outcome.raised(error, at=self.at))
         except StopIteration as done:
             return self._finish(done.value)
-        except Exception as error:  # noqa: BLE001 - what a program raises is its outcome
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a program raises is its outcome
             return Finished(Outcome.raised(error, at=self.at))
+        finally:
+            driven.reset(token)
         self._last = request.position
         return request
 
@@ -444,18 +452,39 @@ class Program:
             return Finished(Outcome.raised(error, at=self.at))
 
 
-def replay(program: Program, answers: Sequence[tuple[Outcome, Sequence[Access]]]) -> Request | Finished:
+Answer = tuple[Outcome, Sequence[Access], Request]
+"""What a request was answered with, the state accesses of the step itself, and the request."""
+
+
+def replay(program: Program, answers: Sequence[Answer]) -> Request | Finished:
     """Bring a new program to where another one stands.
 
     Args:
         program: not started yet.
-        answers: for each request in order, what it was answered with and the state accesses of the step itself.
+        answers: for each request, in order.
 
     Returns:
-        What it waits on now.
+        What it waits on now; that it raised :class:`~specflow.errors.DivergenceError` if it made another request than
+        the other program did.
     """
     request = program.start()
-    return program.catch_up(answers) if answers else request
+    if not answers:
+        return request
+    if type(request) is not type(answers[0][2]) or _is_another(request, answers[0][2]):
+        return _diverged(answers[0][2], request)
+    return program.catch_up(answers)
+
+
+def _is_another(made: Any, expected: Any) -> bool:
+    if made.position != expected.position:
+        return True
+    return type(made) is CallRequest and made.step is not expected.step
+
+
+def _diverged(expected: Request, made: Any) -> Finished:
+    asked = "nothing" if made is None else made.describe() if hasattr(made, "describe") else repr(made)
+    error = DivergenceError(format_position(expected.position), expected.describe(), asked)
+    return Finished(Outcome.raised(error))
 
 
 async def call_alone(context: Context, target: Step[..., Any] | Workflow[..., Any], args: Any, kwargs: Any) -> Any:
@@ -466,6 +495,7 @@ async def call_alone(context: Context, target: Step[..., Any] | Workflow[..., An
 
 
 __all__ = [
+    "Answer",
     "CallRequest",
     "Context",
     "Finished",

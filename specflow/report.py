@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .definitions import Step
-from .history import EffectRecord, Position
-from .speculation import Budget, Prediction, Resolution, Spent
+from .history import EffectRecord, EffectStatus, Position
+from .speculation import Budget, Resolution, Spent
 from .types import Mode
 from .worlds import Task, TaskKind, World
 
@@ -113,6 +113,8 @@ class RunReport:
             f"guesses: {self.hits} right, {self.misses} wrong",
             f"saved {self.saved_seconds:.3f} s, wasted {self.wasted_seconds:.3f} attempt-seconds",
         ]
+        for step_name, problem in self.undelivered:
+            lines.append(f"NOT DELIVERED: {step_name}: {problem}")
         if self.money:
             lines.append(f"money: {self.money:.4g}, of which wasted {self.wasted_money:.4g}")
         for step in self.steps:
@@ -161,6 +163,8 @@ class Ledger:
     _open_tokens: float = 0.0
     _resolutions: list[Resolution] = field(default_factory=list)
     _modes: set[Mode] = field(default_factory=set)
+    _dearest: dict[str, float] = field(default_factory=dict)
+    """What asking the predictor of each step has cost at most."""
     _stopping: set[int] = field(default_factory=set)
     """Attempts on guesses that were told to stop and are not over."""
 
@@ -234,12 +238,16 @@ class Ledger:
             self._open_seconds -= task.seconds
         world.finished_ahead.clear()
 
-    def predicted(self, step: str, prediction: Prediction) -> None:
+    def predicted(self, step: str) -> None:
         """A predictor made a guess that a world is forked for."""
         self._steps[step].predictions += 1
         self._worlds += 1
-        self._money += prediction.money
-        self._wasted_money += prediction.money  # a guess itself is never part of the plain run
+
+    def charged(self, step: str, money: float) -> None:
+        """A predictor was asked once, and what all its guesses cost is due."""
+        self._money += money
+        self._wasted_money += money  # a guess itself is never part of the plain run
+        self._dearest[step] = max(self._dearest.get(step, 0.0), money)
 
     def predictor_failed(self, step: str, error: BaseException) -> None:
         """A predictor raised, or guessed something that cannot be stored."""
@@ -312,6 +320,12 @@ class Ledger:
             return False
         return budget.seconds is None or budget.seconds - spent.seconds > LEAST_SECONDS
 
+    def affords_guess(self, budget: Budget, step: str, now: float) -> bool:
+        """May a step's predictor be asked? What that costs is known afterwards: taken for as dear as it ever was."""
+        if budget.money is None:
+            return True
+        return self.spent(now).money + self._dearest.get(step, 0.0) <= budget.money + 1e-12
+
     @property
     def slots_taken(self) -> int:
         """Attempts on guesses that run, those included that were told to stop and are not over."""
@@ -326,9 +340,11 @@ class Ledger:
         return self._wasted_seconds + self._open_seconds + running
 
     @property
-    def modes(self) -> frozenset[Mode]:
-        """Modes of all verifiers that accepted a guess which was not exactly equal."""
-        return frozenset(self._modes)
+    def mode(self) -> Mode:
+        """The weakest mode of all verifiers that accepted a guess which was not exactly equal."""
+        if Mode.LOSSY in self._modes:
+            return Mode.LOSSY
+        return Mode.DISTRIBUTION if Mode.DISTRIBUTION in self._modes else Mode.EXACT
 
     def report(self, seconds: float, effects: Sequence[EffectRecord]) -> RunReport:
         """The finished account."""
@@ -348,7 +364,7 @@ class Ledger:
             self._tokens,
             self._wasted_tokens,
             _calibration(self._resolutions),
-            tuple(effects),
+            tuple(row for row in effects if row.tries > 0 or row.status is EffectStatus.PREPARED),
             tuple((step, repr(error)) for step, _position, error in self.undelivered),
         )
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
+import os
 import sys
 import time
 import uuid
@@ -42,7 +44,7 @@ from .policies import Fixed
 from .protocols import RunAheadPolicy, Store
 from .replay import Outcome
 from .report import Ledger, RunReport
-from .scheduler import Decision, Recovered, Scheduler, weakest
+from .scheduler import Decision, Recovered, Scheduler
 from .state import State
 from .stores import MemoryStore, this_owner
 from .types import Mode
@@ -51,6 +53,8 @@ from .worlds import Action, Cancel, Finish, Retract, Show, Start, Task, TaskKind
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
 
+_THREADS_AHEAD = 40
+"""Most threads that attempts on guesses take at a time."""
 _UNDO_RETRY = Retry(attempts=3, wait=0.5)
 """For steps that declare no retry of their own: an undo is worth more than one try."""
 
@@ -149,7 +153,7 @@ async def run(
         Exception: whatever the program raised, after its compensable effects were undone.
     """
     _check(program, args, kwargs)
-    _check_settings(limits)
+    _check_settings(store, policy, limits)
     store = store if store is not None else MemoryStore()
     data = encode([[*args], kwargs], f"the arguments of {program.name}")
     record = RunRecord(run_id or uuid.uuid4().hex, program.name, program.fingerprint, data, time.time())
@@ -191,7 +195,7 @@ async def resume(  # noqa: PLR0913 - settings are typed by name
         DivergenceError: the program made another request than its history says.
         Exception: whatever the program raised.
     """
-    _check_settings(limits, resolve)
+    _check_settings(store, policy, limits)
     record = store.get_run(run_id)
     if record.status in (RunStatus.COMPLETED, RunStatus.FAILED):
         return _recorded_result(record, store)
@@ -202,6 +206,7 @@ async def resume(  # noqa: PLR0913 - settings are typed by name
         raise ProgramChangedError(run_id, record.program)
     lease = store.acquire(run_id, this_owner(), take_over=take_over)
     try:
+        _check_resolve(resolve or {}, store.effects(run_id))
         recovered = Recovered(
             tuple(store.entries(run_id)),
             tuple(store.effects(run_id)),
@@ -250,13 +255,22 @@ def fork(
     sent = [
         row
         for row in store.effects(run_id)
-        if row.key not in kept and row.status in (EffectStatus.ACKED, EffectStatus.SENT, EffectStatus.UNKNOWN)
+        if row.key not in kept
+        and row.tries > 0
+        and row.status in (EffectStatus.ACKED, EffectStatus.SENT, EffectStatus.UNKNOWN)
     ]
     if sent and effects is None:
         names = ", ".join(sorted({row.step for row in sent}))
         raise MisuseError(
             f"after version {version} run {run_id} has sent {len(sent)} effect(s) to the outside world ({names}); "
             'say effects="replay" to use their recorded results, or effects="resend" to send them again'
+        )
+    unanswered = [row for row in sent if row.status is not EffectStatus.ACKED]
+    if unanswered and effects == "replay":
+        names = ", ".join(sorted({row.step for row in unanswered}))
+        raise MisuseError(
+            f"run {run_id} does not know whether {names} reached the outside world, so a fork cannot replay it; resume "
+            "the run first, or resolve the effect"
         )
     new_run_id = new_run_id or uuid.uuid4().hex
     lease = store.fork(run_id, version, new_run_id, this_owner())
@@ -283,6 +297,40 @@ def fork(
     return new_run_id
 
 
+def read_state(store: Store, run_id: str, version: int | None = None) -> dict[str, Any]:
+    """The key-value state of a run, decoded.
+
+    Args:
+        store: where the run is kept.
+        run_id: which run.
+        version: number of entries; default: all.
+
+    Raises:
+        UnknownRunError: no such run.
+        VersionGoneError: no such version.
+    """
+    return {key: decode(data, f"state {key!r}") for key, data in sorted(store.state(run_id, version).items())}
+
+
+def _check_resolve(resolve: Mapping[str, Any], rows: Sequence[EffectRecord]) -> None:
+    known = {row.key for row in rows}
+    for key, answer in resolve.items():
+        if key not in known:
+            raise InvalidSettingError("resolve", key, "idempotency keys of this run's effects")
+        if not isinstance(answer, Sent | NotSent):
+            raise InvalidSettingError(f"resolve[{key!r}]", answer, "Sent(result) or NotSent()")
+
+
+def _check_settings(store: Any, policy: Any, limits: Any) -> None:
+    if store is not None and not callable(getattr(store, "commit", None)):
+        raise InvalidSettingError("store", store, "a store, for example SQLiteStore(path)")
+    if policy is not None and (isinstance(policy, type) or not callable(getattr(policy, "allows", None))):
+        raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
+    for resource, limit in (limits or {}).items():
+        if type(limit) is not int or limit < 1:
+            raise InvalidSettingError(f"limits[{resource!r}]", limit, "an integer >= 1")
+
+
 def _check(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     if isinstance(program, Step):
         raise DefinitionError(f"{program.name} is a single step; call it from a @workflow")
@@ -303,7 +351,8 @@ def _recorded_result(record: RunRecord, store: Store) -> RunResult[Any]:
     if end.error is not None:
         raise decode_error(end.error)
     report = Ledger().report(0.0, store.effects(record.run_id))
-    return RunResult(decode(end.result or b"", "the recorded result"), record.run_id, report, Mode.EXACT)
+    mode = Mode(decode(end.arguments, "the recorded mode"))
+    return RunResult(decode(end.result or b"", "the recorded result"), record.run_id, report, mode)
 
 
 class _Run:
@@ -343,6 +392,8 @@ class _Run:
         self._timers = 0
         self._finish: Outcome | None = None
         self._crash: BaseException | None = None
+        self._ahead = anyio.CapacityLimiter(_THREADS_AHEAD)
+        self._ahead_processes = anyio.CapacityLimiter(os.cpu_count() or 1)
         self._wall_offset = 0.0
         self._clock: Callable[[], float] = time.monotonic
 
@@ -380,7 +431,7 @@ class _Run:
         ledger = self._scheduler.ledger
         report = ledger.report(self._clock() - started, self._store.effects(self._record.run_id))
         value = outcome.box.fresh() if outcome.box is not None else None
-        return RunResult(value, self._record.run_id, report, weakest(ledger.modes))
+        return RunResult(value, self._record.run_id, report, ledger.mode)
 
     def _keep_late_answers(self) -> None:
         """A cancelled run waited for threads: what their effects answered goes on record."""
@@ -436,6 +487,10 @@ class _Run:
         commit = None
         if commits:
             rows = {row.key: row for one in commits for row in one.effects}
+            for decision in decisions:
+                for action in decision.actions:
+                    if isinstance(action, Start) and action.task.status is TaskStatus.CANCELLED:
+                        _take_back(action.task, rows)
             status = next((one.status for one in reversed(commits) if one.status is not None), None)
             entries = tuple(entry for one in commits for entry in one.entries)
             commit = Commit(commits[0].parent, entries, tuple(rows.values()), status)
@@ -556,7 +611,7 @@ class _Run:
             else:
                 now = self._clock()
                 try:
-                    box = Box(value, step.result_label)
+                    box = _box(task, value)
                 except SpecflowError as error:
                     # It has done its work: another try would do it again, and return nothing better.
                     return Outcome.raised(error, at=now + self._wall_offset, seconds=now - started)
@@ -584,10 +639,10 @@ class _Run:
             if step.attempt_parameter is not None:
                 kwargs[step.attempt_parameter] = Attempt(self._record.run_id, task.position, task.key, number)
         if step.timeout is None:
-            return await self._invoke(step, function, args, kwargs)
+            return await self._invoke(step, function, args, kwargs, speculative=task.speculative)
         try:
             with anyio.fail_after(step.timeout) as scope:
-                value = await self._invoke(step, function, args, kwargs)
+                value = await self._invoke(step, function, args, kwargs, speculative=task.speculative)
         except TimeoutError:
             if scope.cancelled_caught:
                 raise StepTimeoutError(step.name, step.timeout) from None
@@ -596,14 +651,17 @@ class _Run:
             raise StepTimeoutError(step.name, step.timeout)  # a thread was waited for, and is late all the same
         return value
 
-    async def _invoke(self, step: Step[..., Any], function: Any, args: Any, kwargs: Any) -> Any:
+    async def _invoke(self, step: Step[..., Any], function: Any, args: Any, kwargs: Any, *, speculative: bool) -> Any:
         if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         if step.where == "process" and function is step.function:
             name = f"{function.__module__}:{function.__qualname__}"
-            return await anyio.to_process.run_sync(_call_by_name, name, args, kwargs, cancellable=True)
+            limiter = self._ahead_processes if speculative else None
+            return await anyio.to_process.run_sync(_call_by_name, name, args, kwargs, cancellable=True, limiter=limiter)
         # A thread cannot be stopped. It is waited for, so that nothing of a run outlives it.
-        return await anyio.to_thread.run_sync(functools.partial(function, *args, **kwargs))
+        # Guesses have threads of their own, so that real work never queues behind them.
+        limiter = self._ahead if speculative else None
+        return await anyio.to_thread.run_sync(functools.partial(function, *args, **kwargs), limiter=limiter)
 
     async def _timer(self, wake: Wake) -> None:
         await anyio.sleep(max(0.0, wake.at - self._clock()))
@@ -655,13 +713,27 @@ def _find_step(name: str) -> Step[..., Any] | None:
     return found if isinstance(found, Step) and found.name == name else None
 
 
-def _check_settings(limits: Mapping[str, int] | None, resolve: Mapping[str, Sent | NotSent] | None = None) -> None:
-    for resource, limit in (limits or {}).items():
-        if not limit >= 1:
-            raise InvalidSettingError(f"limits[{resource!r}]", limit, "an integer >= 1")
-    for key, answer in (resolve or {}).items():
-        if not isinstance(answer, Sent | NotSent):
-            raise InvalidSettingError(f"resolve[{key!r}]", answer, "Sent(result) or NotSent()")
+def _box(task: Task, value: Any) -> Box:
+    """What a task returned, as its outcome.
+
+    Raises:
+        UnsupportedValueError: it cannot be stored exactly, or is not what the step is declared to return.
+    """
+    if task.kind is TaskKind.STEP:
+        task.step.check_result(value)
+    try:
+        return Box(value, task.step.result_label)
+    except SpecflowError:
+        if task.kind in (TaskKind.UNDO, TaskKind.DELIVER):
+            return Box(None)  # nobody reads it
+        raise
+
+
+def _take_back(task: Task, rows: dict[str, EffectRecord]) -> None:
+    """A task was stopped in the same breath as it was started: its effect was never begun."""
+    row = rows.get(task.key)
+    if row is not None and row.status is EffectStatus.SENT:
+        rows[task.key] = dataclasses.replace(row, status=EffectStatus.PREPARED, tries=row.tries - 1)
 
 
 def _call_by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -693,6 +765,7 @@ __all__ = [
     "Sent",
     "SpeculativeEvent",
     "fork",
+    "read_state",
     "resume",
     "run",
 ]

@@ -27,7 +27,7 @@ from .branches import (
     pipeline_writes,
     value_of,
 )
-from .codec import Box, decode
+from .codec import Box, decode, encode
 from .definitions import Step, encode_arguments
 from .effects import Effect
 from .errors import (
@@ -50,7 +50,7 @@ from .history import (
     format_position,
 )
 from .outbox import NotSent, Outbox, Sent
-from .protocols import RunAheadPolicy
+from .protocols import Predictor, RunAheadPolicy
 from .replay import (
     CallRequest,
     Context,
@@ -70,7 +70,6 @@ from .sight import Recent, Trail
 from .speculation import Assumption, Call, Opportunity, Prediction, Resolution, Verdict
 from .state import Access, Cells, State, cells_of, merge, revalidate
 from .timeline import Timeline, told
-from .types import Mode
 from .worlds import (
     Action,
     Cancel,
@@ -998,7 +997,7 @@ class Scheduler:
 
     def _replayed(self, strand: Strand, log: Record | None) -> tuple[Program, Any]:
         program = Program(strand.function, prefix=strand.prefix, seed=self._seed, cells=strand.base, at=strand.at)
-        answers = [(record.outcome, record.step_accesses) for record in strand.records(log)]
+        answers = [(record.outcome, record.step_accesses, record.request) for record in strand.records(log)]
         return program, replay(program, answers)
 
     # --------------------------------------------------------------------------------------------------------- guesses
@@ -1030,22 +1029,26 @@ class Scheduler:
             prediction = Prediction(script[0], guess.assumption.confidence, script[1:], guess.assumption.source)
             self._fork(world, request, prediction, 0, None)
             return
-        if predictor is None:
-            return
-        if inspect.iscoroutinefunction(predictor.predict):
-            if self.ledger.affords(self._policy.budget, None, self.now):
-                task = self._new_task(TaskKind.PREDICT, request.step, request.position, world.arguments, "")
-                task.call = call
-                task.worlds.append(world)
-                task.speculative = True
-                world.prediction = task
-                self.ledger.started(task)
-                self._actions.append(Start(task))
-            return
-        try:
-            self._fork_all(world, request, predictor.predict(call))  # type: ignore[arg-type]  # not async
-        except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
-            self.ledger.predictor_failed(request.step.name, error)
+        if predictor is not None and self._affords_guess(request.step):
+            self._ask(world, request, predictor, call)
+
+    def _ask(self, world: World, request: CallRequest, predictor: Predictor, call: Call) -> None:
+        if not inspect.iscoroutinefunction(predictor.predict):
+            try:
+                self._fork_all(world, request, predictor.predict(call))  # type: ignore[arg-type]  # not async
+            except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
+                self.ledger.predictor_failed(request.step.name, error)
+        elif self.ledger.affords(self._policy.budget, None, self.now):
+            task = self._new_task(TaskKind.PREDICT, request.step, request.position, world.arguments, "")
+            task.call = call
+            task.worlds.append(world)
+            task.speculative = True
+            world.prediction = task
+            self.ledger.started(task)
+            self._actions.append(Start(task))
+
+    def _affords_guess(self, step: Step[..., Any]) -> bool:
+        return self.ledger.affords_guess(self._policy.budget, step.name, self.now)
 
     def _prediction_done(self, task: Task, result: Any) -> None:
         self.ledger.ended(task, self.now)
@@ -1061,11 +1064,16 @@ class Scheduler:
                 self.ledger.predictor_failed(task.step.name, error)
 
     def _fork_all(self, world: World, request: CallRequest, predictions: Iterable[Prediction]) -> None:
-        for rank, prediction in enumerate(predictions):
-            if rank >= self._policy.width or world.dead:
-                break
-            self.ledger.predicted(request.step.name, prediction)
-            self._fork(world, request, prediction, rank, request.step)
+        price = 0.0
+        try:
+            for rank, prediction in enumerate(predictions):
+                if rank >= self._policy.width or world.dead:
+                    break
+                price += prediction.money
+                self.ledger.predicted(request.step.name)
+                self._fork(world, request, prediction, rank, request.step)
+        finally:
+            self.ledger.charged(request.step.name, price)
 
     def _predict_gather(self, world: World, request: GatherRequest) -> None:
         """Guess the results of parallel calls together, where each has a quick predictor."""
@@ -1087,18 +1095,20 @@ class Scheduler:
         step = pending.target
         if not isinstance(step, Step) or step.predictor is None or step.state_parameter is not None or step.judged:
             return None
-        if inspect.iscoroutinefunction(step.predictor.predict):
+        if inspect.iscoroutinefunction(step.predictor.predict) or not self._affords_guess(step):
             return None
         self._meet(step)
         try:
             args, kwargs = decode(encode_arguments(pending.args, pending.kwargs, step.arguments_label))
             recent = Recent(world.log, world.strand, step.name, self._before[step.name])
             call = Call(step.name, tuple(args), kwargs, position, recent, Trail(world.log, world.strand))
-            guesses = list(step.predictor.predict(call))  # type: ignore[arg-type]  # not async
+            guess = next(iter(step.predictor.predict(call)), None)  # type: ignore[arg-type]  # not async
         except Exception as error:  # noqa: BLE001 - as above
             self.ledger.predictor_failed(step.name, error)
             return None
-        return guesses[0] if guesses else None
+        if guess is not None:
+            self.ledger.charged(step.name, guess.money)
+        return guess
 
     def _fork(self, world: World, request: Any, prediction: Prediction, rank: int, step: Step[..., Any] | None) -> None:
         try:
@@ -1742,7 +1752,7 @@ class Scheduler:
                 (),
                 EntryKind.END,
                 self._name,
-                b"",
+                encode(self.ledger.mode.value),
                 outcome.box.data if outcome.box is not None else None,
                 outcome.encoded_error(),
                 writes_of(head.accesses),
@@ -1960,12 +1970,4 @@ def _step_name(request: Any) -> str:
     return request.step.name if isinstance(request, CallRequest) else "gather"
 
 
-def weakest(modes: Iterable[Mode]) -> Mode:
-    """The mode a run may claim that used all of these."""
-    found = set(modes)
-    if Mode.LOSSY in found:
-        return Mode.LOSSY
-    return Mode.DISTRIBUTION if Mode.DISTRIBUTION in found else Mode.EXACT
-
-
-__all__ = ["Decision", "Recovered", "Scheduler", "weakest"]
+__all__ = ["Decision", "Recovered", "Scheduler"]

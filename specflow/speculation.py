@@ -128,7 +128,8 @@ class Resolution:
 class Budget:
     """Hard limits on speculation in one run. None is unlimited.
 
-    Costs are reserved when an attempt starts, at the step's declared price, so a limit is never overrun.
+    Costs are reserved when an attempt starts, at the step's declared price, so a limit is never overrun. What a guess
+    costs is known once it was made: the first one of a step's predictor may overrun the limit by its own price.
 
     Raises:
         InvalidSettingError: a limit is negative.
