@@ -102,7 +102,8 @@ class EffectStatus(Enum):
     ACKED = "acked"
     """The step returned; its result is recorded."""
     FAILED = "failed"
-    """The step raised; nothing is known to have changed, and the error is recorded."""
+    """The step raised, timed out, or returned what cannot be stored; the error is recorded. What it has changed before
+    that is for the program to find out."""
     UNKNOWN = "unknown"
     """A crash fell between SENT and the answer, and the effect may not be sent twice. A person or a probe decides."""
     COMPENSATED = "compensated"

@@ -38,7 +38,7 @@ class StepReport:
     wasted_seconds: float
     """Attempt-seconds of work on wrong guesses of this step's result."""
     predictor_errors: int
-    """Times its predictor raised."""
+    """Times its predictor or its verifier raised."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -254,6 +254,11 @@ class Ledger:
         del error
         self._steps[step].errors += 1
 
+    def verifier_failed(self, step: str, error: BaseException) -> None:
+        """A verifier raised on a guess, which counts as a miss."""
+        del error
+        self._steps[step].errors += 1
+
     def committed(self, step: str) -> None:
         """A call was committed."""
         self._steps[step].calls += 1
@@ -307,10 +312,10 @@ class Ledger:
             self._wasted_tokens + self._open_tokens,
         )
 
-    def affords(self, budget: Budget, step: Step[..., Any] | None, now: float) -> bool:
-        """Would one more attempt of a step stay within the budget? None asks for a predictor."""
+    def affords(self, budget: Budget, step: Step[..., Any] | None, now: float, money: float = 0.0) -> bool:
+        """Would one more attempt of a step stay within the budget? None asks for a predictor, at its own price."""
         spent = self.spent(now)
-        money = step.money if step is not None else 0.0
+        money = step.money if step is not None else money
         tokens = step.tokens if step is not None else 0.0
         if budget.money is not None and spent.money + money > budget.money + 1e-12:
             return False

@@ -12,6 +12,7 @@ A strand's head rests on nothing that is not known, so the lowest uncommitted st
 from __future__ import annotations
 
 import inspect
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from .branches import (
     pipeline_writes,
     value_of,
 )
-from .codec import Box, decode, encode
+from .codec import Box, decode, decode_error, encode
 from .definitions import Step, encode_arguments
 from .effects import Effect
 from .errors import (
@@ -37,6 +38,8 @@ from .errors import (
     EffectUnknownError,
     SpecflowError,
     StateConflictError,
+    StepTimeoutError,
+    UnsupportedValueError,
 )
 from .history import (
     Commit,
@@ -117,6 +120,23 @@ class Recovered:
     """A person had to decide something before it could go on."""
 
 
+def _may_have_happened(row: EffectRecord) -> bool:
+    """Has a compensable effect changed the outside world, as far as is known?
+
+    A step that timed out, or whose result was refused, may have done its work.
+    """
+    if row.status is EffectStatus.FAILED and row.error is not None:
+        return isinstance(decode_error(row.error), StepTimeoutError | UnsupportedValueError)
+    return row.status in (EffectStatus.ACKED, EffectStatus.COMPENSATION_FAILED)
+
+
+def _box_or_none(value: Any) -> Box | None:
+    try:
+        return Box(value, "a prediction")
+    except SpecflowError:
+        return None
+
+
 class Decision(NamedTuple):
     """What the runtime has to carry out, in this order."""
 
@@ -179,6 +199,7 @@ class Scheduler:
         self._delivering: set[str] = set()
         self._undo: list[EffectRecord] | None = None
         self._next_mark = 1
+        self._watched_until = math.inf
         self._finished: Outcome | None = None
         self._over = False
         self._failure: BaseException | None = None
@@ -237,6 +258,7 @@ class Scheduler:
             if not world.dead and world.waiting is request:
                 self._answer(world, Outcome(_NOTHING, at=at))
         else:
+            self._watched_until = math.inf
             self._enforce_seconds()
         return self._decide()
 
@@ -308,29 +330,33 @@ class Scheduler:
         """A world's program stopped at a request: see what can be done about it."""
         if world.dead or (self._doomed and self._is_falling(world)):
             return
+        if world.answered > _MAX_AHEAD and not self._rests_on_nothing(world):
+            world.halted = True  # an endless loop on a wrong guess must end somewhere
+            return
         request = world.waiting
         if isinstance(request, CallRequest):
             self._launch_call(world, request)
         elif isinstance(request, Finished):
             self._world_finished(world, request)
-        elif isinstance(request, GatherRequest):
-            self._recorded_as(world, request, EntryKind.FORK)
-            if self._failure is not None:
-                return
-            bodies = [
-                (pending.target.name, _alone(pending.target, pending.args, pending.kwargs)) for pending in request.calls
-            ]
-            self._launch_join(world, request.position, bodies, return_exceptions=request.return_exceptions)
-            self._unasked.append((world, request))
-        elif isinstance(request, PipelineRequest):
-            self._recorded_as(world, request, EntryKind.FORK)
-            if self._failure is not None:
-                return
-            self._launch_join(world, request.position, request.branches, return_exceptions=False, is_pipeline=True)
+        elif isinstance(request, GatherRequest | PipelineRequest):
+            self._launch_branches(world, request)
         elif isinstance(request, InputsRequest):
             self._launch_inputs(world, request)
         elif isinstance(request, SleepRequest):
             self._launch_sleep(world, request)
+
+    def _launch_branches(self, world: World, request: GatherRequest | PipelineRequest) -> None:
+        self._recorded_as(world, request, EntryKind.FORK)
+        if self._failure is not None:
+            return
+        if isinstance(request, PipelineRequest):
+            self._launch_join(world, request.position, request.branches, return_exceptions=False, is_pipeline=True)
+            return
+        bodies = [
+            (pending.target.name, _alone(pending.target, pending.args, pending.kwargs)) for pending in request.calls
+        ]
+        self._launch_join(world, request.position, bodies, return_exceptions=request.return_exceptions)
+        self._unasked.append((world, request))
 
     # --------------------------------------------------------------------------------------------------------- calls
 
@@ -577,9 +603,26 @@ class Scheduler:
             return False
         if self._outbox.get(key) is not None:
             return False  # an effect of this very call is on its way: one attempt at a time may use its key
+        if step.effect.is_external and self._follows_on(world, step.resource):
+            return False  # the same resource sees effects in program order
         if step.effect.is_external and step.state_parameter is not None:
             return False  # a key it reads may yet change below it, and it could not be made anew
         return world.incarnation < _MAX_INCARNATIONS and self._steps_ahead(world) <= _MAX_AHEAD
+
+    def _follows_on(self, world: World, resource: str | None) -> bool:
+        """Is an unanswered call before this one going to change the same resource?"""
+        above = world.parent
+        while above is not None and resource is not None:
+            waiting = above.waiting
+            if (
+                isinstance(waiting, CallRequest)
+                and waiting.step.resource == resource
+                and waiting.step.effect.is_external
+            ):
+                return True
+            join = above.strand.join
+            above = above.parent if above.parent is not None else join.world if join is not None else None
+        return False
 
     def _start_step(
         self, world: World, request: CallRequest, key: str, row: EffectRecord | None, *, speculative: bool
@@ -809,11 +852,14 @@ class Scheduler:
         try:
             verdict = verifier.verify(guess.box.fresh(), outcome.box.fresh())
         except Exception as error:  # noqa: BLE001 - the user's verifier
+            self.ledger.verifier_failed(request.step.name, error)  # the guess may be something it never expected
+            return False
+        if not isinstance(verdict, Verdict):
             self._failure = BackendContractError(
-                f"the verifier of {request.step.name}", f"raised {error!r}", "it must return a Verdict"
+                f"the verifier of {request.step.name}", f"returned {verdict!r}", "it must return a Verdict"
             )
             return False
-        if isinstance(verdict, Verdict) and verdict.accepted:
+        if verdict.accepted:
             self.ledger.use_mode(verifier.mode)
             return True
         return False
@@ -856,7 +902,15 @@ class Scheduler:
 
     def _advance(self, world: World, record: Record) -> None:
         """The world itself goes on with an answer."""
+        if (
+            world.script
+            and isinstance(record.request, CallRequest)
+            and record.request.step.effect is not Effect.BUFFERED
+        ):
+            came_true = record.outcome.box is not None and record.outcome.box == _box_or_none(world.script[0])
+            world.script = world.script[1:] if came_true else ()
         world.log = record
+        world.answered += 1
         world.join = None
         world.call = None
         world.predicted = False
@@ -934,7 +988,9 @@ class Scheduler:
                 self._make_authoritative(current.task)
             if current.judge is not None:
                 current.judge.speculative = False
-            if current is not world and isinstance(current.waiting, SleepRequest):
+            current.answered = 0
+            if current.halted or (current is not world and isinstance(current.waiting, SleepRequest)):
+                current.halted = False
                 self._ready.append(current)
 
     def _make_authoritative(self, task: Task) -> None:
@@ -1007,7 +1063,7 @@ class Scheduler:
         predictor = request.step.predictor
         if world.predicted or world.dead or world.waiting is not request:
             return
-        script = world.guess.then if world.guess is not None and world.log is world.guess.record else ()
+        script = world.script
         if predictor is None and not script:
             return
         args, kwargs = decode(world.arguments)  # copies: a predictor may keep them, the program may change its own
@@ -1024,9 +1080,9 @@ class Scheduler:
         if len(self._assumptions(world)) >= self._policy.depth or self._steps_ahead(world) > _MAX_AHEAD:
             return
         world.predicted = True
-        if script and world.guess is not None:
-            guess = world.guess
-            prediction = Prediction(script[0], guess.assumption.confidence, script[1:], guess.assumption.source)
+        if script:
+            prediction = Prediction(script[0], world.script_confidence, script[1:], world.script_source)
+            self.ledger.predicted(request.step.name)
             self._fork(world, request, prediction, 0, None)
             return
         if predictor is not None and self._affords_guess(request.step):
@@ -1088,6 +1144,7 @@ class Scheduler:
             results.append((guess.value, None))
             confidence *= guess.confidence
         prediction = Prediction(results, confidence, source="gather")
+        self.ledger.predicted("gather")
         self._fork(world, request, prediction, 0, None)
 
     def _quick_guess(self, world: World, position: Position, pending: PendingCall[Any]) -> Prediction | None:
@@ -1136,6 +1193,7 @@ class Scheduler:
         guess = Guess(box, assumption, since, record, then, basis, money)
         program, request = self._replayed(world.strand, record)
         child = World(world.strand, world, guess, program, log=record)
+        child.script, child.script_confidence, child.script_source = then, assumption.confidence, assumption.source
         world.children.append(child)
         self._stopped(child, request)
 
@@ -1390,12 +1448,14 @@ class Scheduler:
             basis = tuple(candidate.basis for candidate in guessed if candidate.basis is not None)
             if any(child.guess is not None and child.guess.box == box for child in world.children):
                 continue
-            depth = sum(len(self._assumptions(other)) for other in basis)
-            if depth > self._policy.depth or len(world.children) >= self._policy.width:
+            # Inputs may rest on the same guess: it counts once.
+            rests_on = {id(guess): one for other in basis for one, guess in self._assumptions(other)}
+            places = {one.position for one in rests_on.values()}
+            if len(places) < len(rests_on) or len(rests_on) > self._policy.depth:
+                continue  # they contradict each other, or are too many
+            if len(world.children) >= self._policy.width:
                 continue
-            confidence = 1.0
-            for candidate in guessed:
-                confidence *= candidate.confidence
+            confidence = math.prod(one.confidence for one in rests_on.values())
             assumption = Assumption(world.strand.name, request.position, "inputs", -1, confidence)
             self._fork_on(world, box, assumption, basis=basis)
 
@@ -1504,8 +1564,12 @@ class Scheduler:
 
     def _watch_seconds(self) -> None:
         left = self.ledger.seconds_left(self._policy.budget, self.now)
-        if left is not None:
-            self._actions.append(Wake(self.now + left / max(1, self.ledger.running_ahead), None))
+        if left is None:
+            return
+        deadline = self.now + left / max(1, self.ledger.running_ahead)
+        if deadline < self._watched_until:
+            self._watched_until = deadline
+            self._actions.append(Wake(deadline, None))
 
     def _enforce_seconds(self) -> None:
         left = self.ledger.seconds_left(self._policy.budget, self.now)
@@ -1815,15 +1879,22 @@ class Scheduler:
         Effects that a fork took over from its parent are the parent's.
         """
         rows = []
-        for row in self._outbox.rows():
+        for row in list(self._outbox.rows()):
             step = self._steps.get(row.step)
             if step is None or step.effect is not Effect.COMPENSABLE or row.tries == 0:
                 continue
-            if row.status not in (EffectStatus.ACKED, EffectStatus.COMPENSATION_FAILED):
+            if not _may_have_happened(row) or self._is_settled_by_hand(row):
                 continue
             if failed or not self._outbox.is_used(row.key):
                 rows.append(row)
         return sorted(rows, key=lambda row: row.position)
+
+    def _is_settled_by_hand(self, row: EffectRecord) -> bool:
+        """A person says that an effect whose undo failed is not, or no longer, in the outside world."""
+        if row.status is EffectStatus.COMPENSATION_FAILED and isinstance(self._outbox.resolution(row.key), NotSent):
+            self._outbox.put(replace(row, status=EffectStatus.COMPENSATED))
+            return True
+        return False
 
     def _next_undo(self) -> None:
         if not self._undo:

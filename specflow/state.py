@@ -165,12 +165,13 @@ class State:
 
     def _merge(self, write: Write) -> None:
         """Record an operation that depends on the value's type, after checking that it fits: not when it is read."""
-        cell = self._cells.get(write.key)
-        if write.operation is Operation.ADD:
-            apply(None if cell is None else cell.data, write)
-        elif cell is not None and cell.kind is not write.operation:
-            apply(cell.data, write)
-            cell.kind = write.operation
+        try:
+            check_fit(self._cells, write)
+        except UnsupportedValueError:
+            # That it does not fit depends on what is there: it has been read.
+            cell = self._cells.get(write.key)
+            self._accesses.append(Read(write.key, None if cell is None else cell.data))
+            raise
         self._write(write)
 
     def _write(self, write: Write) -> None:
@@ -201,6 +202,22 @@ class State:
                 self._cells = write_cell(self._cells, access)
 
 
+def check_fit(cells: Cells, write: Write) -> None:
+    """See that an operation fits the value it is applied to.
+
+    Raises:
+        UnsupportedValueError: it does not.
+    """
+    if not write.operation.is_blind:
+        return
+    cell = cells.get(write.key)
+    if write.operation is Operation.ADD:
+        apply(None if cell is None else cell.data, write)
+    elif cell is not None and cell.kind is not write.operation:
+        apply(cell.data, write)
+        cell.kind = write.operation
+
+
 def revalidate(cells: Cells, accesses: Iterable[Access]) -> Cells | None:
     """Would the same accesses have seen the same values on another version?
 
@@ -209,6 +226,10 @@ def revalidate(cells: Cells, accesses: Iterable[Access]) -> Cells | None:
     """
     for access in accesses:
         if isinstance(access, Write):
+            try:
+                check_fit(cells, access)
+            except UnsupportedValueError:
+                return None
             cells = write_cell(cells, access)
         elif isinstance(access, Read):
             cell = cells.get(access.key)

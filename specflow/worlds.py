@@ -91,6 +91,14 @@ class World:
     parked: bool = False
     """Waits to be started: for a slot, the policy, or everything before it."""
     dead: bool = False
+    answered: int = 0
+    """Requests answered while it rested on a guess."""
+    halted: bool = False
+    """Too far ahead: it goes on when it rests on nothing unknown."""
+    script: tuple[Any, ...] = ()
+    """Guesses for its next calls, from the prediction it was forked for."""
+    script_confidence: float = 0.0
+    script_source: str = ""
     incarnation: int = 0
     started_ahead: float | None = None
     """When the first attempt of this world started on a guess (monotonic seconds)."""
