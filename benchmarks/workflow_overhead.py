@@ -159,23 +159,22 @@ def langgraph_engines() -> list[Engine]:
 
 
 def pydantic_graph_engines() -> list[Engine]:
-    """pydantic-graph: nodes that return the next node."""
-    from pydantic_graph import BaseNode, End, Graph, GraphRunContext  # noqa: PLC0415 - optional
+    """pydantic-graph: a step and a decision whether to go round again."""
+    from pydantic_graph import GraphBuilder, StepContext  # noqa: PLC0415 - optional
 
-    @dataclass
-    class Add(BaseNode[None, None, int]):
-        value: int
-        limit: int
+    async def add(ctx: Any) -> int:
+        return int(ctx.inputs) + 1
 
-        async def run(self, ctx: GraphRunContext) -> Any:  # noqa: ARG002 - what the engine calls
-            return Add(self.value + 1, self.limit) if self.value < self.limit else End(self.value)
-
-    Add.run.__annotations__.update({"ctx": GraphRunContext, "return": Add | End[int]})
-    graph = Graph(nodes=[Add])
+    add.__annotations__.update({"ctx": StepContext[None, None, int], "return": int})
 
     async def loop(steps: int) -> int:
-        result = await graph.run(Add(0, steps))
-        return int(getattr(result, "output", result))
+        builder = GraphBuilder(input_type=int, output_type=int)
+        one = builder.step(add)
+        more = builder.decision()
+        more = more.branch(builder.match(int, matches=lambda value: value >= steps).to(builder.end_node))
+        more = more.branch(builder.match(int).to(one))
+        builder.add(builder.edge_from(builder.start_node).to(one), builder.edge_from(one).to(more))
+        return int(await builder.build().run(inputs=0))
 
     return [Engine("pydantic-graph", "none", loop)]
 

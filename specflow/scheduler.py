@@ -651,9 +651,9 @@ class Scheduler:
         self.ledger.ended(task, self.now)
         if task.step.is_reusable and self._pure.get((task.step.name, task.arguments)) is task:
             del self._pure[task.step.name, task.arguments]
-        accesses = task.state.take_accesses() if task.state is not None and not outcome.failed else ()
+        accesses = task.state.take_accesses() if task.state is not None else ()
         if task.effect is not None:
-            row = _answered(task.effect, outcome, accesses)
+            row = _answered(task.effect, outcome, () if outcome.failed else accesses)
             self._outbox.put(row)
             if task.worlds:
                 self._outbox.use(row.key)
@@ -884,6 +884,8 @@ class Scheduler:
         return min(worked, self.now - world.started_ahead)
 
     def _record(self, world: World, outcome: Outcome, accesses: Sequence[Access]) -> Record:
+        # A step that failed has changed nothing, but it may have failed because of what it read.
+        has_failed = outcome.failed and isinstance(world.waiting, CallRequest)
         record = Record(
             world.log,
             world.waiting,  # type: ignore[arg-type]  # a finished world is not answered
@@ -891,10 +893,11 @@ class Scheduler:
             outcome,
             world.accesses,
             world.events,
-            tuple(accesses),
+            () if has_failed else tuple(accesses),
             _branches(world),
             (),
             world.call,
+            tuple(accesses) if has_failed else (),
         )
         if outcome.at == 0.0:
             outcome.at = self.wall
@@ -1008,7 +1011,7 @@ class Scheduler:
         for record in world.strand.records(world.log, assumed):
             if cells is not None:
                 cells = revalidate(cells, record.program_accesses)
-            if cells is None or record.branches:
+            if cells is None or record.branches or revalidate(cells, record.tried) is None:
                 break  # what parallel branches have read is not on their common record: they run again
             after = revalidate(cells, record.step_accesses)
             if after is None:

@@ -42,6 +42,8 @@ class Record:
     resolutions: tuple[Resolution, ...] = ()
     call: Call | None = None
     """What its predictor saw, if it has one."""
+    tried: tuple[Access, ...] = ()
+    """What a step that failed had read and written: its changes are void, but its failure rests on what it read."""
 
 
 @dataclass(slots=True, eq=False)

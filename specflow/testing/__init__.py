@@ -1,4 +1,8 @@
-"""Public fakes and checkers: try a policy without a backend, a backend without a model, and prove both exact."""
+"""Public fakes and checkers.
+
+Try a policy without a backend, a backend without a model, and prove both exact. Run a workflow alone
+(:func:`run_serial`) or in virtual time (:func:`simulate`), and compare.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +29,45 @@ from .fakes import (
     Timing,
 )
 from .laws import EnumeratedLaw, SpeculativeProcess, enumerate_law
+from .predictors import NEVER_RETURNED, Adversary, Flaky, Oracle, different_from
+from .serial import SerialEffect, SerialRun, run_serial
+from .virtual import EPOCH, Durations, Simulation, Span, Timed, simulate, spread
 
 __all__ = [
     "DEFAULT_POLICIES",
+    "EPOCH",
+    "NEVER_RETURNED",
     "PHASES",
     "WRONG",
+    "Adversary",
     "AdversaryBackend",
     "CheckedRun",
     "Driver",
+    "Durations",
     "EnumeratedLaw",
     "ExactnessReport",
     "Fault",
     "FaultyBackend",
+    "Flaky",
     "InjectedFaultError",
     "ManualClock",
     "MispredictingBackend",
+    "Oracle",
     "OracleBackend",
     "ScriptedBackend",
     "ScriptedPolicy",
     "SequenceBackend",
+    "SerialEffect",
+    "SerialRun",
+    "Simulation",
+    "Span",
     "SpeculativeProcess",
+    "Timed",
     "Timing",
     "check_exact",
+    "different_from",
     "enumerate_law",
+    "run_serial",
+    "simulate",
+    "spread",
 ]
