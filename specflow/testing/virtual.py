@@ -2,9 +2,8 @@
 
 :func:`simulate` does what the runtime does, on a clock that jumps from one event to the next. An execution takes as
 long as it is told to, and its result is what the step function returns when it is called. So a run of hours takes
-milliseconds, the order in which things end is chosen by a seed, and the same arguments give the same run, to the last
-event. Three uses: fuzzing schedules, measuring what running ahead saves without measuring the machine, and asking what
-a recorded run would have cost under another policy::
+milliseconds, and the order in which things end is chosen by a seed. Three uses: fuzzing schedules, measuring what
+running ahead saves without measuring the machine, and trying policies and predictors on steps whose times are known::
 
     def seconds(work: Timed) -> float:
         return 2.0 if work.step == "search" else 0.5
@@ -12,6 +11,10 @@ a recorded run would have cost under another policy::
     ahead = simulate(agent, "why?", policy=Fixed(2), durations=seconds)
     plain = simulate(agent, "why?", policy=Fixed(0), durations=seconds)
     speedup = plain.seconds / ahead.seconds
+
+The same arguments give the same run, to the last event, if program, predictors and policy start the same. A step keeps
+its newest results and its usual duration from run to run in one process, which predictors and policies may look at: for
+runs that are to be equal, make the steps anew.
 """
 
 from __future__ import annotations
@@ -207,13 +210,35 @@ def simulate(  # noqa: PLR0913 - settings by keyword
         SuspendedError: something really waits.
         BackendContractError: the scheduler stands still, or never ends.
     """
-    world = _World(program, args, kwargs, store or MemoryStore(), run_id, recover=recover, resolve=resolve or {})
-    world.durations, world.stopping, world.calls, world.seed = durations, stopping, calls, seed
-    world.wall_of = wall or (lambda seconds: EPOCH + seconds)
-    world.find_step = find_step
-    world.crash_after, world.watch, world.max_actions = crash_after, watch, max_actions
-    world.order = random.Random(seed)  # noqa: S311 - reproducible by design, no secret
-    return world.run(scheduler, policy if policy is not None else Fixed(1), limits)
+    settings = _Settings(
+        durations,
+        stopping,
+        calls,
+        seed,
+        wall if wall is not None else lambda seconds: EPOCH + seconds,
+        crash_after,
+        watch,
+        max_actions,
+    )
+    store = store if store is not None else MemoryStore()
+    if recover:
+        record, lease, recovered = _recovered(store, run_id, resolve or {})
+    else:
+        program.bind(args, kwargs)
+        data = encode([[*args], dict(kwargs)], f"the arguments of {program.name}")
+        record = RunRecord(run_id, program.name, program.fingerprint, data, settings.wall(0.0))
+        lease, recovered = store.create(record, _OWNER), Recovered()
+    made = scheduler(
+        program.body(Box.from_bytes(record.arguments, f"the arguments of {program.name}")),
+        name=program.name,
+        run_id=run_id,
+        policy=policy if policy is not None else Fixed(1),
+        limits=limits,
+        recovered=recovered,
+        at=record.created_at,
+        find_step=find_step,
+    )
+    return _Process(settings, made, store, lease, record.head).run()
 
 
 def spread(low: float, high: float) -> Callable[[Timed], float]:
@@ -257,88 +282,59 @@ class _Happening:
     about: Any = field(compare=False)
 
 
-class _World:
-    """One simulated process."""
+_OWNER = "simulation"
+"""Who holds the lease of a simulated run."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
     durations: Durations
     stopping: Durations
     calls: Literal["start", "end"]
     seed: int
-    wall_of: Callable[[float], float]
+    wall: Callable[[float], float]
     crash_after: int | None
     watch: Callable[[Scheduler, Decision], None] | None
     max_actions: int
-    find_step: Callable[[str], Step[..., Any] | None] | None
-    order: random.Random
-    scheduler: Scheduler
-    lease: Lease
 
-    def __init__(
-        self,
-        program: Workflow[..., Any] | Pipeline,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        store: Store,
-        run_id: str,
-        *,
-        recover: bool,
-        resolve: Mapping[str, Sent | NotSent],
-    ) -> None:
-        self.program = program
+
+def _recovered(store: Store, run_id: str, resolve: Mapping[str, Sent | NotSent]) -> tuple[RunRecord, Lease, Recovered]:
+    """A run that goes on after its process was killed."""
+    record = origin = store.get_run(run_id)
+    while origin.parent is not None:
+        origin = store.get_run(origin.parent)
+    lease = store.acquire(run_id, _OWNER, take_over=True)
+    entries, effects = tuple(store.entries(run_id)), tuple(store.effects(run_id))
+    return record, lease, Recovered(entries, effects, dict(resolve), origin.run_id)
+
+
+class _Process:
+    """One simulated process that carries out what the scheduler decides."""
+
+    def __init__(self, settings: _Settings, scheduler: Scheduler, store: Store, lease: Lease, head: int) -> None:
+        self.settings = settings
+        self.scheduler = scheduler
         self.store = store
-        self.run_id = run_id
-        self.recover = recover
-        self.resolve = dict(resolve)
+        self.lease = lease
+        self.run_id = lease.run_id
+        self.order = random.Random(settings.seed)  # noqa: S311 - reproducible by design, no secret
         self.now = 0.0
         self.queue: list[_Happening] = []
         self.sequence = 0
         self.executions: dict[Task, _Running] = {}
         self.spans: list[Span] = []
         self.events: list[Event] = []
-        self.committed_at: list[float] = []
+        self.committed_at: list[float] = [0.0] * head
         self.commits = self.decisions = self.actions = self.points = 0
         self.finish: Outcome | None = None
-        if not recover:
-            program.bind(args, kwargs)
-            self.data = encode([[*args], dict(kwargs)], f"the arguments of {program.name}")
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
-    def run(
-        self, make: Callable[..., Scheduler], policy: RunAheadPolicy, limits: Mapping[str, int] | None
-    ) -> Simulation:
-        if self.recover:
-            record = self.store.get_run(self.run_id)
-            self.lease = self.store.acquire(self.run_id, "simulation", take_over=True)
-            self.committed_at = [0.0] * record.head
-            origin = record
-            while origin.parent is not None:
-                origin = self.store.get_run(origin.parent)
-            recovered = Recovered(
-                tuple(self.store.entries(self.run_id)),
-                tuple(self.store.effects(self.run_id)),
-                self.resolve,
-                origin.run_id,
-            )
-        else:
-            created = self.wall_of(0.0)
-            record = RunRecord(self.run_id, self.program.name, self.program.fingerprint, self.data, created)
-            self.lease = self.store.create(record, "simulation")
-            recovered = Recovered()
-        self.scheduler = make(
-            self.program.body(Box.from_bytes(record.arguments, f"the arguments of {self.program.name}")),
-            name=self.program.name,
-            run_id=self.run_id,
-            policy=policy,
-            limits=limits,
-            recovered=recovered,
-            at=record.created_at,
-            find_step=self.find_step,
-        )
-        finished = True
+    def run(self) -> Simulation:
+        is_killed = False
         still_running: tuple[Span, ...] = ()
         try:
-            self._carry_out([self.scheduler.begin(0.0, self.wall_of(0.0))])
+            self._carry_out([self.scheduler.begin(0.0, self._wall())])
             while self.finish is None:
                 self._step()
             seconds = self.now
@@ -347,11 +343,15 @@ class _World:
             )
             self._drain()
         except _CrashError:
-            finished, seconds = False, self.now
-        else:
-            self.store.release(self.lease)
-        self.scheduler.close()
-        return self._account(finished=finished, seconds=seconds, still_running=still_running)
+            is_killed, seconds = True, self.now
+        finally:
+            self.scheduler.close()
+            if not is_killed:
+                self.store.release(self.lease)
+        return self._account(finished=not is_killed, seconds=seconds, still_running=still_running)
+
+    def _wall(self) -> float:
+        return self.settings.wall(self.now)
 
     def _step(self) -> None:
         """Let the next things happen: some of those that are due first, reported together."""
@@ -363,7 +363,7 @@ class _World:
         while self.queue and self.queue[0].at <= due[0].at and self.order.random() < 0.5:
             due.append(heapq.heappop(self.queue))
         self.now = max(self.now, due[0].at)
-        wall = self.wall_of(self.now)
+        wall = self._wall()
         # As in the runtime: what happened is noted first, then reported, then the decisions are carried out.
         reports = [report for happening in due if (report := self._happened(happening)) is not None]
         decisions = []
@@ -400,7 +400,7 @@ class _World:
             if outcome.error is not None and execution.attempt < retry.attempts and isinstance(outcome.error, retry.on):
                 self._push(self.now + retry.seconds_before(execution.attempt + 1), "retry", execution)
                 return None
-            outcome.at = self.wall_of(self.now)
+            outcome.at = self._wall()
             outcome.seconds = self.now - execution.span.started
         self._ended(execution)
         return "done", execution.task, outcome
@@ -414,7 +414,7 @@ class _World:
         for task, execution in list(self.executions.items()):
             if execution.span.cancelled is not None:
                 self._ended(execution)
-                self._carry_out([self.scheduler.over(task, self.now, self.wall_of(self.now))])
+                self._carry_out([self.scheduler.over(task, self.now, self._wall())])
 
     def _push(self, at: float, kind: str, about: Any) -> None:
         self.sequence += 1
@@ -423,7 +423,7 @@ class _World:
     def _point(self) -> None:
         """A place where the process may be killed."""
         self.points += 1
-        if self.crash_after is not None and self.points >= self.crash_after:
+        if self.settings.crash_after is not None and self.points >= self.settings.crash_after:
             raise _CrashError
 
     # ------------------------------------------------------------------------------------------------------ decisions
@@ -440,15 +440,15 @@ class _World:
         for decision in decisions:
             for action in decision.actions:
                 self._act(action)
-            if self.watch is not None:
-                self.watch(self.scheduler, decision)
+            if self.settings.watch is not None:
+                self.settings.watch(self.scheduler, decision)
         for execution in self.executions.values():
             if execution.span.confirmed is None and not execution.task.speculative:
                 execution.span.confirmed = self.now
 
     def _act(self, action: Any) -> None:
         self.actions += 1
-        if self.actions > self.max_actions:
+        if self.actions > self.settings.max_actions:
             raise BackendContractError("the scheduler", f"asked for {self.actions} actions", "a run has to end")
         if isinstance(action, Start):
             self._start(action.task)
@@ -493,12 +493,12 @@ class _World:
         execution.outcome = None
         if execution.cells is not None and task.kind is not TaskKind.JUDGE:
             task.state = State(execution.cells)  # a failed try leaves nothing behind
-        seconds = self._seconds(self.durations, execution)
+        seconds = self._seconds(self.settings.durations, execution)
         timeout = task.step.timeout if task.kind not in (TaskKind.PREDICT, TaskKind.JUDGE) else None
         if timeout is not None and seconds > timeout:
             seconds = timeout
             execution.outcome = Outcome.raised(StepTimeoutError(task.step.name, timeout))
-        elif self.calls == "start":
+        elif self.settings.calls == "start":
             execution.outcome = self._call(execution)
         execution.until = self.now + seconds
         self._push(execution.until, "end", execution)
@@ -509,7 +509,7 @@ class _World:
             return  # its end is on its way to the scheduler
         execution.span.cancelled = self.now
         left = max(0.0, execution.until - self.now)
-        self._push(self.now + min(left, self._seconds(self.stopping, execution)), "over", execution)
+        self._push(self.now + min(left, self._seconds(self.settings.stopping, execution)), "over", execution)
 
     def _seconds(self, durations: Durations, execution: _Running) -> float:
         if not callable(durations):
@@ -525,7 +525,7 @@ class _World:
             execution.attempt,
             execution.span.number,
             execution.span.ahead,
-            self.seed,
+            self.settings.seed,
         )
         seconds = durations(work)
         if not seconds >= 0:

@@ -97,6 +97,14 @@ FOUND: dict[str, Example] = {
         [0, 0, 0, 0],
         Case(("oracle",), seed=113),
     ),
+    "a step that failed because of what it read was not asked whether that still stood there": Example(
+        (("confuse", 0, 0), ("show", "retried", 0), ("call", "retried", 2, 0)),
+        [0, 0, 1, 0],
+        Case(("oracle",), seed=1),
+    ),
+    "the failure of a step stayed when what it had read was written anew before it": Example(
+        (("confuse", 0, 0), ("call", "retried", 0, 1), ("call", "retried", 1, 0)), [0, 0, 0, 0], Case(("oracle",))
+    ),
     "an effect that ran ahead took the idempotency key of another step at its place": Example(
         (
             ("call", "look_up", 0, 0),
