@@ -482,7 +482,7 @@ def _is_another(made: Any, expected: Any) -> bool:
 
 
 def _diverged(expected: Request, made: Any) -> Finished:
-    asked = "nothing" if made is None else made.describe() if hasattr(made, "describe") else repr(made)
+    asked = "nothing" if made is None else made.describe() if isinstance(made, Request) else repr(made)
     error = DivergenceError(format_position(expected.position), expected.describe(), asked)
     return Finished(Outcome.raised(error))
 

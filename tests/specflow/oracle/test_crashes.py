@@ -145,7 +145,7 @@ def _without_repeats(log: Sequence[Sight]) -> Iterable[Sight]:
         yield sight
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(example=examples)
 def test_killed(example: Example) -> None:
     """A run that is killed and resumed leaves the history, state and effects of one that is not."""
@@ -153,7 +153,8 @@ def test_killed(example: Example) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(1800)
+@settings(max_examples=8_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(example=examples)
 def test_many_killed(example: Example) -> None:
     """The same for many more, others in every run."""

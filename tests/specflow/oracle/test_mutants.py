@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from specflow.scheduler import Scheduler
 from tests.specflow.oracle.checks import Example, check, examples
 from tests.specflow.oracle.mutants import MUTANTS
-from tests.specflow.oracle.test_workflows import EXAMPLES
+from tests.specflow.oracle.test_workflows import ACTING, EXAMPLES
 
 
 @pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
@@ -23,7 +23,7 @@ def test_mutants(mutant: type[Scheduler], promise: str) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(example=examples())
+    @given(example=examples(steps=ACTING) if promise == "effects" else examples())
     def run_all(example: Example) -> None:
         check(example, mutant)
 

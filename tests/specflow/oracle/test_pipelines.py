@@ -65,7 +65,7 @@ examples = st.binary(min_size=100, max_size=100).map(_read)
 """Random pipelines, each with a random way of running it."""
 
 
-EXAMPLES = 300
+EXAMPLES = 250
 """Examples of a default run."""
 IN_PIPELINES = (
     mutants.AcceptsAnything,
@@ -110,7 +110,8 @@ def test_mutants(mutant: type[Scheduler]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(1800)
+@settings(max_examples=8_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(example=examples)
 def test_many_pipelines(example: Example) -> None:
     """The same for many more, others in every run."""

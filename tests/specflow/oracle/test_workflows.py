@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.specflow.oracle.checks import Example, check, examples
 
-EXAMPLES = 400
+EXAMPLES = 300
 """Examples of a default run."""
 ACTING = ("post", "reserve", "hold", "charge", "sign", "mail", "remit", "write", "count", "triple")
 """Steps that act on the outside world, and some to run ahead of."""
@@ -32,7 +32,8 @@ def test_workflows_that_act(example: Example) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30_000, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(1800)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(example=examples())
 def test_many_workflows(example: Example) -> None:
     """The same for many more, others in every run."""
@@ -40,7 +41,8 @@ def test_many_workflows(example: Example) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(1800)
+@settings(max_examples=8_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(example=examples(steps=ACTING))
 def test_many_workflows_that_act(example: Example) -> None:
     """The same for many more, others in every run."""
