@@ -71,7 +71,7 @@ from .replay import (
 from .report import LEAST_SECONDS, Ledger
 from .sight import Recent, Trail
 from .speculation import Assumption, Call, Opportunity, Prediction, Resolution, Verdict
-from .state import Access, Cells, State, cells_of, merge, revalidate
+from .state import Access, Cells, State, cells_of, merge, revalidate, writes_of
 from .timeline import Timeline, told
 from .worlds import (
     Action,
@@ -90,7 +90,6 @@ from .worlds import (
     Wake,
     World,
     family,
-    writes_of,
 )
 
 _NOTHING = Box(None)
@@ -559,9 +558,7 @@ class Scheduler:
         elif isinstance(answer, NotSent):
             self._outbox.put(replace(row, status=EffectStatus.PREPARED))
             self._outbox.forget_resolution(row.key)
-            if not world.parked:
-                world.parked = True
-                self._parked[world] = None
+            self._park(world)
         else:
             self._failure = _no_answer(row, answer)
 
@@ -1180,7 +1177,7 @@ class Scheduler:
             return
         source = prediction.source or (type(step.predictor).__name__ if step is not None else "")
         assumption = Assumption(_step_name(request), request.position, source, rank, prediction.confidence)
-        self._fork_on(world, box, assumption, prediction.then, (), prediction.money)
+        self._fork_on(world, box, assumption, prediction.then)
 
     def _fork_on(
         self,
@@ -1189,11 +1186,10 @@ class Scheduler:
         assumption: Assumption,
         then: tuple[Any, ...] = (),
         basis: tuple[World, ...] = (),
-        money: float = 0.0,
     ) -> None:
         record = self._record(world, Outcome(box, at=self.wall), ())
         since = world.task.started_at if world.task is not None else self.now
-        guess = Guess(box, assumption, since, record, then, basis, money)
+        guess = Guess(box, assumption, since, record, basis)
         program, request = self._replayed(world.strand, record)
         child = World(world.strand, world, guess, program, log=record)
         child.script, child.script_confidence, child.script_source = then, assumption.confidence, assumption.source
@@ -1522,13 +1518,16 @@ class Scheduler:
             return
         for task in reversed(list(self._tasks.values())):
             if task.holds == resource and _may_stop(task):
-                for world in task.worlds:
-                    world.task = None
-                    world.parked = True
-                    self._parked[world] = None
-                task.worlds.clear()
-                self._cancel(task)
+                self._interrupt(task)
                 return
+
+    def _interrupt(self, task: Task) -> None:
+        """Stop an attempt; its worlds wait to start it again."""
+        for world in task.worlds:
+            world.task = None
+            self._park(world)
+        task.worlds.clear()
+        self._cancel(task)
 
     def _release(self, task: Task) -> None:
         self.ledger.over(task)
@@ -1583,12 +1582,7 @@ class Scheduler:
             return
         for task in list(self._tasks.values()):
             if task.kind is TaskKind.STEP and _may_stop(task):
-                for world in task.worlds:
-                    world.task = None
-                    world.parked = True
-                    self._parked[world] = None
-                task.worlds.clear()
-                self._cancel(task)
+                self._interrupt(task)
 
     # --------------------------------------------------------------------------------------------------------- effects
 

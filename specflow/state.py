@@ -242,7 +242,7 @@ def revalidate(cells: Cells, accesses: Iterable[Access]) -> Cells | None:
 
 def writes_of(accesses: Iterable[Access]) -> tuple[Write, ...]:
     """The writes among accesses."""
-    return tuple(access for access in accesses if isinstance(access, Write))
+    return tuple([access for access in accesses if isinstance(access, Write)])
 
 
 def merge(base: Cells, branches: Sequence[tuple[str, Sequence[Write]]]) -> tuple[Write, ...]:

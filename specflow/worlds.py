@@ -11,13 +11,13 @@ Mutable, and private to the scheduler: nothing here acts or decides.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .codec import Box
 from .definitions import Step
-from .history import EffectRecord, Position, Write
+from .history import EffectRecord, Position
 from .replay import Context, Finished, Outcome, Program, Request
 from .speculation import Assumption, Call, Prediction, Resolution
 from .state import Access, Cells, State
@@ -56,11 +56,8 @@ class Guess:
     """When the attempt of the guessed call started (monotonic seconds)."""
     record: Record
     """The record that the guess stands in for; completed when the guess turns out right."""
-    then: tuple[Any, ...] = ()
-    """Further guesses of the same prediction."""
     basis: tuple[World, ...] = ()
     """Worlds of other branches whose results the guess is made of; it falls with any of them."""
-    money: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -285,11 +282,6 @@ class Finish:
 Action = Start | Cancel | Wake | Show | Retract | Finish
 
 
-def writes_of(accesses: Sequence[Access]) -> tuple[Write, ...]:
-    """The writes among accesses."""
-    return tuple([access for access in accesses if isinstance(access, Write)]) if accesses else ()
-
-
 __all__ = [
     "Action",
     "Cancel",
@@ -308,5 +300,4 @@ __all__ = [
     "Wake",
     "World",
     "family",
-    "writes_of",
 ]
