@@ -6,6 +6,9 @@ Two programs: a loop that counts to N, and a graph of three parallel branches. E
 and left out. All are measured in one process, in turns; the median of the rounds is given, in microseconds of
 wall-clock time per step.
 
+For ours the number of function calls per step is given as well, those written in C included: it depends neither on the
+machine nor on what else it does.
+
 Nothing of this measures what the engines are for; it measures what they add to each step.
 """
 
@@ -57,6 +60,7 @@ class Engine:
     branches: Program | None = None
     most_steps: int = 1000
     """Fewer steps are timed for engines that are very slow."""
+    is_ours: bool = False
 
 
 # --------------------------------------------------------------------------------------------------------------- ours
@@ -95,7 +99,7 @@ def ours(name: str, kind: str, make: Callable[[], Any]) -> Engine:
     async def branches(steps: int) -> int:
         return (await run(three_at_a_time, steps // 3, store=make(), policy=Fixed(0))).value
 
-    return Engine(name, kind, loop, branches)
+    return Engine(name, kind, loop, branches, is_ours=True)
 
 
 def fresh_file() -> Path:
@@ -280,6 +284,27 @@ async def time_once(program: Program, steps: int) -> float:
     return seconds / steps * 1e6
 
 
+async def count_calls(program: Program, few: int = 99, many: int = 297) -> float:
+    """Function calls per step, without those that a run takes whatever its length."""
+    calls = 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    counts = []
+    await program(few)  # what is imported or remembered the first time
+    for steps in (few, many):
+        before = calls
+        sys.setprofile(note)
+        try:
+            await program(steps)
+        finally:
+            sys.setprofile(None)
+        counts.append(calls - before)
+    return (counts[1] - counts[0]) / (many - few)
+
+
 async def measure(steps: int, rounds: int, only: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """All engines in turns."""
     engines = own_engines()
@@ -308,8 +333,9 @@ async def measure(steps: int, rounds: int, only: list[str]) -> tuple[list[dict[s
             "lowest": min(times[index]),
             "highest": max(times[index]),
             "steps": min(steps, engine.most_steps) // 3 * 3,
+            "calls_per_step": await count_calls(program) if engine.is_ours else None,
         }
-        for index, (shape, engine, _program) in enumerate(shapes)
+        for index, (shape, engine, program) in enumerate(shapes)
     ]
     return rows, missing
 
@@ -344,11 +370,12 @@ def main() -> None:
     logging.disable(logging.WARNING)
     info = provenance()
     rows, missing = asyncio.run(measure(options.steps, options.rounds, options.only))
-    print(f"{'program':12}{'engine':32}{'us/step':>10}{'lowest':>10}{'highest':>10}{'steps':>8}")
+    print(f"{'program':12}{'engine':32}{'us/step':>10}{'lowest':>10}{'highest':>10}{'steps':>8}{'calls':>8}")
     for row in rows:
         print(
             f"{row['program']:12}{row['engine']:32}{row['microseconds_per_step']:10.1f}"
             f"{row['lowest']:10.1f}{row['highest']:10.1f}{row['steps']:8}"
+            + (f"{row['calls_per_step']:8.0f}" if row["calls_per_step"] is not None else "")
         )
     for name in missing:
         print(f"not installed, left out: {name}")

@@ -7,6 +7,7 @@ only awaits are requests to its context.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -16,11 +17,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from .codec import Box, encode
 from .effects import Effect
-from .errors import DefinitionError, InvalidSettingError, MisuseError, UnsupportedValueError
+from .errors import (
+    BackendContractError,
+    DefinitionError,
+    DuplicateStepError,
+    InvalidSettingError,
+    MisuseError,
+    StepTimeoutError,
+    UnsupportedValueError,
+)
 from .history import Position
 from .protocols import Predictor, Verifier
 from .state import State
@@ -37,11 +47,16 @@ _NEWEST = 0.2
 """Weight of the newest duration of a step in its running mean."""
 REMEMBERED = 64
 """Results that a predictor is shown."""
+_MAX_NESTED = 8
+"""Functions in closures of functions that are compared before two steps count as different."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """When to try a failed step again.
+
+    A step that may not be repeated (IRREVERSIBLE, or BUFFERED without ``idempotent``) is tried again only where
+    ``not_sent`` says that the exceptions in ``on`` prove that nothing was sent.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -57,6 +72,9 @@ class Retry:
     """Longest wait, in seconds."""
     on: tuple[type[Exception], ...] = (Exception,)
     """Only these exceptions are worth another try."""
+    not_sent: bool = False
+    """The step raises what is listed in ``on`` only where it has not changed the outside world: another try cannot do
+    it twice. List precise exceptions, such as ``ConnectionRefusedError`` or one of your own."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -133,6 +151,8 @@ class Step(Generic[ParametersT, ResultT]):
         """Its newest committed results in this process, over all runs: what its predictor is shown at first."""
         self.usual_seconds: float | None = None
         """Running mean of how long it takes, over all runs in this process; None before the first attempt ended."""
+        self.has_waited = False
+        """One of several attempts that were started together has waited for something: they may all be expected to."""
         self.signature, injected = _signature(function)
         self._positional = _positional(self.signature)
         self.state_parameter = injected.get(State)
@@ -147,6 +167,8 @@ class Step(Generic[ParametersT, ResultT]):
             and not injected
         )
         """Nothing but its arguments and its result has to be considered."""
+        self.is_direct = self.is_plain and self.where == "loop" and timeout is None and self.retry.attempts == 1
+        """It is only awaited, once."""
         self.needs_key = self.attempt_parameter is not None or (isinstance(effect, Effect) and effect.is_external)
         functools.update_wrapper(self, function, updated=())
         self._check_protocols()
@@ -193,6 +215,17 @@ class Step(Generic[ParametersT, ResultT]):
         except TypeError as error:
             raise DefinitionError(f"step {self.name} cannot be called like this: {error}") from None
 
+    def check_same(self, other: Step[..., Any]) -> None:
+        """Refuse another step of this name in one run, unless it is the same function once more.
+
+        One function may be decorated twice, and a step may be made anew by code that runs again.
+
+        Raises:
+            DuplicateStepError: it is another function, or the same code over other values.
+        """
+        if self is not other and not _is_same(self.function, other.function, _MAX_NESTED):
+            raise DuplicateStepError(self.name, _told(self.function), _told(other.function))
+
     def took(self, seconds: float) -> None:
         """An attempt ended after this long."""
         usual = self.usual_seconds
@@ -211,6 +244,30 @@ class Step(Generic[ParametersT, ResultT]):
             raise InvalidSettingError("retry", self.retry, "a Retry, for example Retry(attempts=3)")
         if self.effect is Effect.BUFFERED and self.state_parameter is not None:
             raise InvalidSettingError("effect", self.effect, f"another effect: {self.name} declares a State")
+        self._check_retry()
+
+    def _check_retry(self) -> None:
+        """A second try must not be a second effect."""
+        may_repeat = self.idempotent or self.effect not in (Effect.IRREVERSIBLE, Effect.BUFFERED)
+        if may_repeat or self.retry.attempts == 1:
+            return
+        if not self.retry.not_sent:
+            raise InvalidSettingError(
+                "retry",
+                self.retry,
+                f"no retry: {self.name} is {self.effect.name}, and a try that raised may have reached the outside "
+                "world. Declare it IDEMPOTENT if its service ignores a repeated idempotency key, or say "
+                "Retry(..., on=(SomeError,), not_sent=True) if it raises SomeError only before anything was sent",
+            )
+        # What the runtime itself raises for a try that it cut off says nothing about what was sent.
+        for error in (StepTimeoutError, BackendContractError):
+            broad = [kind.__name__ for kind in self.retry.on if issubclass(error, kind)]
+            if broad and (error is not StepTimeoutError or self.timeout is not None):
+                raise InvalidSettingError(
+                    "retry.on",
+                    ", ".join(broad),
+                    f"precise exceptions: {error.__name__} is one of these, and {self.name} may have sent before it",
+                )
 
     def _check(self, *, is_async: bool) -> None:
         if (self.undo is not None) != (self.effect is Effect.COMPENSABLE):
@@ -406,6 +463,47 @@ def load(target: str) -> Any:
     if value is None and not labelled:
         raise DefinitionError(f"{target!r} cannot be loaded: module {module_name} has no {name}")
     return value if value is not None else labelled[0]
+
+
+def _is_same(first: Any, second: Any, depth: int) -> bool:
+    """Are two functions the same one, or the same code over the same values? What cannot be compared differs."""
+    if first is second:
+        return True
+    if isinstance(first, Step) and isinstance(second, Step):
+        first, second = first.function, second.function
+    if not (inspect.isfunction(first) and inspect.isfunction(second)):
+        return _is_equal(first, second)
+    if first.__code__ != second.__code__ or first.__module__ != second.__module__ or not depth:
+        return False
+    return all(
+        one.keys() == other.keys() and all(_is_same(one[name], other[name], depth - 1) for name in one)
+        for one, other in zip(_values_of(first), _values_of(second), strict=True)
+    )
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    if inspect.ismethod(first) or isinstance(first, type):
+        return bool(first == second)
+    try:
+        return encode(first) == encode(second)
+    except UnsupportedValueError:
+        return False
+
+
+def _values_of(function: FunctionType) -> tuple[dict[Any, Any], dict[str, Any], dict[str, Any]]:
+    """What a function's result depends on besides its arguments and its module: defaults and closure."""
+    closure: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            closure[name] = cell.cell_contents
+    return dict(enumerate(function.__defaults__ or ())), function.__kwdefaults__ or {}, closure
+
+
+def _told(function: Callable[..., Any]) -> str:
+    """A function as errors name it."""
+    name = f"{getattr(function, '__qualname__', function)!s} of module {getattr(function, '__module__', None)}"
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name} (line {code.co_firstlineno})"
 
 
 def _signature(function: Callable[..., Any], *, skip_first: bool = False) -> tuple[inspect.Signature, dict[type, str]]:

@@ -5,6 +5,7 @@
     SpecflowError
     ├── DefinitionError (ValueError)        something the user declared is wrong; raised before work starts
     │   ├── InvalidSettingError             a setting has a value that cannot work
+    │   ├── DuplicateStepError              two different steps of one run have one name
     │   ├── GraphError                      a pipeline has a cycle, an unknown name, a missing input
     │   ├── UnsupportedValueError           a value of a type that cannot be stored exactly
     │   ├── UnknownRunError                 a store has no such run
@@ -67,6 +68,19 @@ class InvalidSettingError(DefinitionError):
         self.value = value
         self.expected = expected
         super().__init__(f"{setting}={value!r} is not valid: expected {expected}")
+
+
+class DuplicateStepError(DefinitionError):
+    """Two different steps of one run have one name: history, keys and guesses could not tell them apart."""
+
+    def __init__(self, name: str, first: str, second: str) -> None:
+        self.name = name
+        self.first = first
+        self.second = second
+        super().__init__(
+            f"two different steps of one run are named {name!r}: {first} and {second}; give one of them another name "
+            "with @step(name=...)"
+        )
 
 
 class GraphError(DefinitionError):
@@ -201,8 +215,8 @@ class EffectUnknownError(ExecutionError):
         self.key = key
         super().__init__(
             f"run {run_id}: step {step} at position {position} was started before a crash and may have changed the "
-            f"outside world; find out (idempotency key {key}), then resume with resolve={{{key!r}: Sent(result)}} or "
-            "NotSent(), or give the step a probe"
+            f"outside world; find out (idempotency key {key}), then resume with resolve={{{key!r}: Sent(result)}}, "
+            "with writes= where it writes the state, or NotSent(); or give the step a probe"
         )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .types import Mode
+
 Position = tuple[int, ...]
 """Where in the program a call stands: the index of the request, then the indices inside nested workflows and branches.
 Tuple order is program order."""
@@ -90,6 +92,9 @@ class Entry:
     """Wall-clock time the result counts from, in seconds since the epoch; what ``ctx.now()`` shows afterwards."""
     seconds: float = 0.0
     """How long the attempt took."""
+    mode: Mode = Mode.EXACT
+    """Under which mode its result was accepted: that of the verifier, where a guess stands for something that was not
+    equal. A run is as exact as the least exact of its entries, also after a crash."""
 
 
 class EffectStatus(Enum):
@@ -132,6 +137,8 @@ class EffectRecord:
     """Wall-clock time the result counts from, in seconds since the epoch, as its entry will have it."""
     writes: tuple[Write, ...] = ()
     """State changes of the step itself, kept here until its entry can be committed."""
+    mode: Mode = Mode.EXACT
+    """As its entry will have it."""
 
 
 class RunStatus(Enum):

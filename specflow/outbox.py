@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,16 @@ from .history import EffectRecord, EffectStatus, Position
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The answer of a probe, or of a person: the effect did happen, and this was its result."""
+    """The answer of a probe, or of a person: the effect did happen, this was its result, and this is what it wrote.
+
+    For example ``Sent("receipt")``, or for a step that declares a State ``Sent("receipt", writes={"paid": 42})``.
+    """
 
     result: Any = None
+    writes: Mapping[str, Any] | Callable[[Any], object] | None = None
+    """What the step wrote to the state: values by key, or a function that is called with the
+    :class:`~specflow.state.State` and writes them again (``lambda state: state.append("paid", 42)``). Has to be said
+    where the step declares a State; ``{}`` for nothing. What a probe returns is encoded: values, no function."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ class Predictor(Protocol):
 
         A plain method must be quick (microseconds) and pure: everything it may use of the run is in ``call``,
         including results that are themselves guesses, so there is nothing to undo when a guess was wrong. An
-        ``async`` method runs beside the step as speculative work: it may call a cheap model.
+        ``async`` method, or what a plain one returns to be awaited, runs beside the step as speculative work: it may
+        call a cheap model.
         """
         ...
 
@@ -241,8 +242,18 @@ class Store(Protocol):
         """The outbox of a run, in program order."""
         ...
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """A new run whose history begins with the first ``version`` entries of another; no entry is copied.
+
+        Args:
+            run_id: which run to fork.
+            version: number of entries to share.
+            new_run_id: names the fork.
+            owner: who gets its lease.
+            effects: the rows that its outbox begins with: recorded results that it takes over. The fork and these rows
+                become real together, or not at all.
 
         Raises:
             UnknownRunError: no such run.

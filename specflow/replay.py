@@ -81,9 +81,9 @@ class Outcome:
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CallRequest:
-    """Run a step."""
+    """Run a step. Nobody changes it; it is not frozen because that would triple the time it takes to make one."""
 
     position: Position
     step: Step[..., Any]
@@ -187,14 +187,17 @@ class PendingCall(Generic[ResultT]):
         self.used = False
 
     def __await__(self) -> Generator[Any, Any, ResultT]:
-        context = self._context
-        self.use(context)
+        context, target = self._context, self.target
+        if self.used:
+            self.use(context)  # refuses
+        self.used = True
+        context.open_calls -= 1
         position = context.next_position()
-        if isinstance(self.target, Step):
-            result: ResultT = yield CallRequest(position, self.target, self.args, self.kwargs)
+        if isinstance(target, Step):
+            result: ResultT = yield CallRequest(position, target, self.args, self.kwargs)
             return result
         nested = context.nested(position)
-        value: ResultT = yield from self.target.function(nested, *self.args, **self.kwargs).__await__()
+        value: ResultT = yield from target.function(nested, *self.args, **self.kwargs).__await__()
         nested.close()
         return value
 
@@ -238,7 +241,7 @@ class Context:
         Raises:
             DefinitionError: the target is neither, or the arguments do not fit its signature.
         """
-        if not isinstance(target, Step | Workflow):
+        if not isinstance(target, Step) and not isinstance(target, Workflow):
             raise DefinitionError(f"ctx.call needs a @step or a @workflow, got {target!r}; decorate it")
         target.bind(args, kwargs)
         self.open_calls += 1
@@ -374,9 +377,11 @@ class Program:
 
     def resume(self, outcome: Outcome) -> Request | Finished:
         """Answer the request it waits on and run to the next."""
-        self.at = max(self.at, outcome.at)
-        if outcome.box is not None:
-            return self._drive(self._coroutine.send, outcome.box.fresh())
+        if outcome.at > self.at:  # noqa: PLR1730 - max() takes three times as long
+            self.at = outcome.at
+        box = outcome.box
+        if box is not None:
+            return self._drive(self._coroutine.send, box.fresh())
         return self._drive(self._coroutine.throw, outcome.fresh_error())
 
     def catch_up(self, answers: Sequence[Answer]) -> Request | Finished:
@@ -394,8 +399,12 @@ class Program:
                     self.at = at = outcome.at
                 box = outcome.box
                 made = send(box.fresh()) if box is not None else coroutine.throw(outcome.fresh_error())
-                if type(made) is not type(expected) or _is_another(made, expected):
-                    return _diverged(expected, made)
+                if type(made) is CallRequest is type(expected):
+                    if made.step is expected.step and made.position == expected.position:
+                        continue
+                elif type(made) is type(expected) and made.position == expected.position:
+                    continue
+                return _diverged(expected, made)
         except StopIteration:
             return _diverged(expected, None)
         except (Exception, SystemExit):  # noqa: BLE001 - it did not raise the first time
@@ -409,6 +418,8 @@ class Program:
 
     def take_events(self) -> tuple[bytes, ...]:
         """What was emitted since this was asked last."""
+        if not self.events:
+            return ()
         taken = tuple(self.events)
         self.events.clear()
         return taken

@@ -146,6 +146,7 @@ class Ledger:
     undelivered: list[tuple[str, Position, BaseException]] = field(default_factory=list)
     _steps: dict[str, _StepTotals] = field(default_factory=lambda: defaultdict(_StepTotals))
     _running: dict[int, Task] = field(default_factory=dict)
+    """Those on guesses."""
     _attempts: int = 0
     _ahead: int = 0
     _squashed: int = 0
@@ -172,13 +173,13 @@ class Ledger:
 
     def started(self, task: Task) -> None:
         """An attempt or a predictor starts."""
-        self._running[task.number] = task
         if task.kind is TaskKind.STEP:
             self._attempts += 1
             self._steps[task.step.name].attempts += 1
             self._money += task.money
             self._tokens += task.tokens
         if task.speculative:
+            self._running[task.number] = task
             self.running_ahead += 1
             if task.kind is TaskKind.STEP:
                 self._ahead += 1
@@ -187,10 +188,8 @@ class Ledger:
 
     def ended(self, task: Task, now: float) -> None:
         """It returned."""
-        if self._running.pop(task.number, None) is None:
-            return
         task.seconds = now - task.started_at
-        if task.speculative:
+        if self._running.pop(task.number, None) is not None:
             self.running_ahead -= 1
             if task.kind is TaskKind.STEP:
                 self._open_seconds += task.seconds
@@ -199,13 +198,19 @@ class Ledger:
 
     def cancelled(self, task: Task, now: float) -> None:
         """It is stopped: nobody wants it."""
-        if self._running.pop(task.number, None) is None:
-            return
-        if task.speculative:
+        if self._running.pop(task.number, None) is not None:
             self.running_ahead -= 1
             self._stopping.add(task.number)
             self._waste(task)
             self._wasted_seconds += now - task.started_at
+
+    def followed(self, task: Task, coming: Task) -> None:
+        """What a certain attempt returned is committed, and the next one starts: `committed`, then `started`."""
+        self._steps[task.step.name].calls += 1
+        self._attempts += 1
+        self._steps[coming.step.name].attempts += 1
+        self._money += coming.money
+        self._tokens += coming.tokens
 
     def over(self, task: Task) -> None:
         """It is really over, whether it returned or was stopped."""
@@ -214,7 +219,7 @@ class Ledger:
     def confirmed(self, task: Task, now: float) -> None:
         """It started on guesses, and they all held."""
         del now
-        if task.number in self._running:
+        if self._running.pop(task.number, None) is not None:
             self.running_ahead -= 1
         self._open_money -= task.money
         self._open_tokens -= task.tokens
@@ -341,7 +346,7 @@ class Ledger:
         return None if budget.seconds is None else budget.seconds - self._seconds_ahead(now)
 
     def _seconds_ahead(self, now: float) -> float:
-        running = sum(now - task.started_at for task in self._running.values() if task.speculative)
+        running = sum(now - task.started_at for task in self._running.values())
         return self._wasted_seconds + self._open_seconds + running
 
     @property

@@ -10,17 +10,20 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import anyio.to_process
 import anyio.to_thread
 
@@ -44,7 +47,8 @@ from .policies import Fixed
 from .protocols import RunAheadPolicy, Store
 from .replay import Outcome
 from .report import Ledger, RunReport
-from .scheduler import Decision, Recovered, Scheduler
+from .scheduler import Decision, Recovered, Scheduler, confirmed_at_once
+from .speculation import let_go
 from .state import State
 from .stores import MemoryStore, this_owner
 from .types import Mode
@@ -55,6 +59,8 @@ ResultT = TypeVar("ResultT")
 
 _THREADS_AHEAD = 40
 """Most threads that attempts on guesses take at a time."""
+_LONGEST_TURN = 0.01
+"""Seconds that steps which never wait may keep the event loop for."""
 _UNDO_RETRY = Retry(attempts=3, wait=0.5)
 """For steps that declare no retry of their own: an undo is worth more than one try."""
 
@@ -64,6 +70,8 @@ class CommittedEvent:
     """Something the program emitted, now part of its history."""
 
     value: Any
+    number: int | None = None
+    """That of the :class:`SpeculativeEvent` which it confirms; None where it was not shown before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class SpeculativeEvent:
     """Something the program may emit: it rests on guesses. Never part of the committed stream."""
 
     number: int
-    """Names it in a :class:`RetractedEvent`."""
+    """Names it in the :class:`RetractedEvent` or the :class:`CommittedEvent` that follows, in this process."""
     position: Position
     value: Any
     confidence: float
@@ -273,27 +281,15 @@ def fork(
             "the run first, or resolve the effect"
         )
     new_run_id = new_run_id or uuid.uuid4().hex
-    lease = store.fork(run_id, version, new_run_id, this_owner())
-    try:
-        rows = [
-            EffectRecord(
-                idempotency_key(new_run_id, row.position, row.step, row.arguments),
-                row.position,
-                row.step,
-                row.status,
-                row.arguments,
-                row.result,
-                row.error,
-                0,  # the fork itself has not started them
-                row.at,
-                row.writes,
-            )
-            for row in sent
-        ]
-        if rows and effects == "replay":
-            store.commit(lease, Commit(lease.head, effects=tuple(rows)))
-    finally:
-        store.release(lease)
+    rows = [
+        dataclasses.replace(
+            row,
+            key=idempotency_key(new_run_id, row.position, row.step, row.arguments),
+            tries=0,  # the fork itself has not started them
+        )
+        for row in sent
+    ]
+    store.release(store.fork(run_id, version, new_run_id, this_owner(), tuple(rows) if effects == "replay" else ()))
     return new_run_id
 
 
@@ -390,12 +386,20 @@ class _Run:
         self._wake = anyio.Event()
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._timers = 0
+        self._has_spawned = False
         self._finish: Outcome | None = None
         self._crash: BaseException | None = None
-        self._ahead = anyio.CapacityLimiter(_THREADS_AHEAD)
-        self._ahead_processes = anyio.CapacityLimiter(os.cpu_count() or 1)
         self._wall_offset = 0.0
         self._clock: Callable[[], float] = time.monotonic
+
+    # Guesses have threads and processes of their own, so that real work never queues behind them.
+    @functools.cached_property
+    def _ahead(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(_THREADS_AHEAD)
+
+    @functools.cached_property
+    def _ahead_processes(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(os.cpu_count() or 1)
 
     async def execute(self) -> RunResult[Any]:
         self._clock = _loop_clock()
@@ -404,14 +408,15 @@ class _Run:
         try:
             try:
                 async with anyio.create_task_group() as group:
-                    heartbeat = getattr(self._store, "lease_seconds", None)
-                    if heartbeat is not None:
-                        group.start_soon(self._keep_lease, heartbeat / 3, group)
+                    stop_heartbeat = self._begin_heartbeat(group)
                     try:
                         await self._loop(group)
                     except Exception as error:  # noqa: BLE001 - raised below, outside the group
                         self._crash = error
-                    group.cancel_scope.cancel()
+                    finally:
+                        stop_heartbeat()
+                    if self._has_spawned:
+                        group.cancel_scope.cancel()
             except BaseExceptionGroup as errors:
                 raise _only(errors) from None
         finally:
@@ -447,15 +452,9 @@ class _Run:
     async def _loop(self, group: anyio.abc.TaskGroup) -> None:
         decision = self._scheduler.begin(self._clock(), self._wall())
         while True:
-            task = self._carry_out([decision], group)
-            while task is not None:
-                # Nothing else is under way: no task of its own is needed.
-                outcome = await self._attempt(task)
-                now = self._clock()
-                decision = self._scheduler.done(task, outcome, now, now + self._wall_offset)
-                task = self._carry_out([decision], group)
-                if task is None:
-                    break
+            task = self._carry_out(decision, group)
+            if task is not None:
+                await self._go_inline(task, group)
             if self._finish is not None:
                 return
             while not self._reports and not self._tokens and self._crash is None:
@@ -464,6 +463,38 @@ class _Run:
             if self._crash is not None:
                 return
             decision = self._merge(self._react())
+
+    async def _go_inline(self, task: Task | None, group: anyio.abc.TaskGroup) -> None:
+        """Run a step right here, and those that follow it, as long as nothing else is under way."""
+        clock, offset, scheduler = self._clock, self._wall_offset, self._scheduler
+        turn_ends = clock() + _LONGEST_TURN
+        while task is not None:
+            step = task.step
+            if task.args is None or not step.is_direct:
+                outcome = await self._attempt(task)
+                now = clock()
+            else:
+                try:
+                    value = await step.function(*task.args)
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - what a step raises is its outcome
+                    now = clock()
+                    outcome = self._failed(task, error, now)
+                except asyncio.CancelledError:
+                    now = clock()
+                    outcome = self._failed(task, _own_cancellation(f"step {step.name}"), now)
+                else:
+                    now = clock()
+                    outcome = self._returned(task, value, now)
+            decision = scheduler.done(task, outcome, now, now + offset)
+            task = scheduler.straight
+            if task is not None and task.step.is_direct and decision.commit is not None and not self._timers:
+                self._store.commit(self._lease, decision.commit)  # and start it, which is the whole of the decision
+            else:
+                task = self._carry_out(decision, group)
+            if now >= turn_ends and task is not None and task.step.is_direct:
+                # Steps that never wait would keep everybody else waiting, and the run from being cancelled.
+                await anyio.lowlevel.checkpoint()
+                turn_ends = clock() + _LONGEST_TURN
 
     def _react(self) -> list[Decision]:
         """Report everything that has happened; the decisions are committed together."""
@@ -498,28 +529,36 @@ class _Run:
             commit,
             tuple(data for decision in decisions for data in decision.emitted),
             tuple(action for decision in decisions for action in decision.actions),
+            tuple(number for decision in decisions for number in decision.numbers),
         )
 
-    def _carry_out(self, decisions: Sequence[Decision], group: anyio.abc.TaskGroup) -> Task | None:
+    def _carry_out(self, decision: Decision, group: anyio.abc.TaskGroup) -> Task | None:
         """Commit, then act. Returns a task that may run right here, since nothing else is under way."""
-        decision = decisions[0]
-        if decision.commit is not None:
-            self._store.commit(self._lease, decision.commit)
-        for data in decision.emitted:
-            self._tell(CommittedEvent(decode(data, "an emitted value")))
-        inline: Task | None = None
-        actions = decision.actions
-        alone = len(actions) == 1 and not self._timers and len(self._scheduler.running) == 1
+        commit, emitted, actions, numbers = decision
+        if commit is not None:
+            self._store.commit(self._lease, commit)
+        if emitted:
+            at_once = confirmed_at_once((decision,))
+            for data, number in itertools.zip_longest(emitted, numbers):
+                self._tell(CommittedEvent(decode(data, "an emitted value"), None if number in at_once else number))
+            actions = tuple(
+                action for action in actions if not isinstance(action, Show) or action.number not in at_once
+            )
+        if len(actions) == 1 and not self._timers and self._scheduler.num_running == 1:
+            action = actions[0]
+            if type(action) is Start and _is_in_loop(action.task):
+                return action.task
+        together: deque[Task] = deque()
         for action in actions:
-            if isinstance(action, Start):
-                if alone and action.task.kind is TaskKind.STEP and action.task.step.where == "loop":
-                    inline = action.task
-                    continue
-                self._scopes[action.task.number] = anyio.CancelScope()
-                group.start_soon(self._run_task, action.task)
-            else:
+            if not isinstance(action, Start):
                 self._act(action, group)
-        return inline
+            elif _is_in_loop(action.task) and not action.task.step.has_waited:
+                together.append(action.task)
+            else:
+                self._spawn(group, self._run_tasks, deque([action.task]), group)
+        if together:
+            self._spawn(group, self._run_tasks, together, group)
+        return None
 
     def _act(self, action: Action, group: anyio.abc.TaskGroup) -> None:
         """Carry out anything but a start."""
@@ -529,7 +568,7 @@ class _Run:
                 scope.cancel()
         elif isinstance(action, Wake):
             self._timers += 1
-            group.start_soon(self._timer, action)
+            self._spawn(group, self._timer, action)
         elif isinstance(action, Show):
             value = decode(action.data, "an emitted value")
             self._tell(SpeculativeEvent(action.number, action.position, value, action.confidence))
@@ -547,17 +586,36 @@ class _Run:
 
     # ----------------------------------------------------------------------------------------------------------- tasks
 
-    async def _run_task(self, task: Task) -> None:
-        scope = self._scopes[task.number]
+    async def _run_tasks(self, tasks: deque[Task], group: anyio.abc.TaskGroup) -> None:
+        """Run what was started together, one after the other as long as nothing waits.
+
+        Parallel steps that never wait need one event-loop task, not one each. As soon as one does wait, the others get
+        event-loop tasks of their own.
+        """
+
+        def part(step: Step[..., Any]) -> None:
+            step.has_waited = True  # from now on it gets an event-loop task at once
+            while tasks:
+                self._spawn(group, self._run_tasks, deque([tasks.popleft()]), group)
+
+        with anyio.CancelScope() as scope:
+            while tasks:
+                task = tasks.popleft()
+                await self._run_task(task, scope, functools.partial(part, task.step) if tasks else None)
+
+    async def _run_task(self, task: Task, scope: anyio.CancelScope, part: Callable[[], None] | None) -> None:
         result: Any = None
         finished = False
+        self._scopes[task.number] = scope
         try:
-            with scope:
-                if task.status is TaskStatus.RUNNING:
-                    result = await self._work(task)
-                    finished = True
+            if task.status is TaskStatus.RUNNING:
+                work = self._work(task)
+                result = await (work if part is None else _UntilItWaits(work, part))
+                finished = True
+            else:
+                let_go(task.guesses)
         finally:
-            self._scopes.pop(task.number, None)
+            del self._scopes[task.number]
             self._reports.append((task, result, not (finished and task.status is TaskStatus.RUNNING)))
             self._wake.set()
 
@@ -570,8 +628,11 @@ class _Run:
 
     async def _ask_predictor(self, task: Task) -> Any:
         try:
-            return list(await task.step.predictor.predict(task.call))  # type: ignore[union-attr,arg-type,misc]
-        except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess
+            guesses: Any = task.guesses
+            if guesses is None:
+                guesses = task.step.predictor.predict(task.call)  # type: ignore[union-attr,arg-type]
+            return list(await guesses)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a predictor that fails costs its guess
             return error
         except asyncio.CancelledError:
             return _own_cancellation(f"the predictor of {task.step.name}")
@@ -580,17 +641,15 @@ class _Run:
         predicted, actual = task.judged.fresh() if task.judged is not None else (None, None)
         try:
             return await task.step.verifier.verify(predicted, actual)  # type: ignore[misc]
-        except Exception as error:  # noqa: BLE001 - what a judge raises is the call's outcome
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a judge raises is the call's outcome
             return error
         except asyncio.CancelledError:
             return _own_cancellation(f"the verifier of {task.step.name}")
 
     async def _attempt(self, task: Task) -> Outcome:
         """Try a step, its undo or its probe until it returns or the retries are used up."""
-        started = task.started_at
         step = task.step
         retry = step.retry
-        is_direct = step.is_plain and step.where == "loop" and step.timeout is None and task.kind is TaskKind.STEP
         if task.kind is TaskKind.UNDO and retry.attempts == 1:
             retry = _UNDO_RETRY
         cells = task.state.cells if task.state is not None else None
@@ -600,25 +659,28 @@ class _Run:
             if cells is not None:
                 task.state = State(cells)  # a failed try leaves nothing behind
             try:
-                if is_direct and task.args is not None:
-                    value = await step.function(*task.args)
-                else:
-                    value = await self._call(task, number)
-            except Exception as error:  # noqa: BLE001 - what a step raises is its outcome
+                value = await self._call(task, number)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - what a step raises is its outcome
                 failure = error
             except asyncio.CancelledError:
                 failure = _own_cancellation(f"step {step.name}")
             else:
-                now = self._clock()
-                try:
-                    box = _box(task, value)
-                except SpecflowError as error:
-                    # It has done its work: another try would do it again, and return nothing better.
-                    return Outcome.raised(error, at=now + self._wall_offset, seconds=now - started)
-                return Outcome(box, at=now + self._wall_offset, seconds=now - started)
+                return self._returned(task, value, self._clock())
             if number >= retry.attempts or not isinstance(failure, retry.on):
-                return Outcome.raised(failure, at=self._wall(), seconds=self._clock() - started)
+                return self._failed(task, failure, self._clock())
             await anyio.sleep(retry.seconds_before(number + 1))
+
+    def _returned(self, task: Task, value: Any, now: float) -> Outcome:
+        """What a step returned, if it can be stored and is of the declared type; else that it failed."""
+        at, seconds = now + self._wall_offset, now - task.started_at
+        try:
+            return Outcome(_box(task, value), at=at, seconds=seconds)
+        except SpecflowError as error:
+            # It has done its work: another try would do it again, and return nothing better.
+            return Outcome.raised(error, at=at, seconds=seconds)
+
+    def _failed(self, task: Task, error: BaseException, now: float) -> Outcome:
+        return Outcome.raised(error, at=now + self._wall_offset, seconds=now - task.started_at)
 
     async def _call(self, task: Task, number: int) -> Any:
         step = task.step
@@ -659,7 +721,6 @@ class _Run:
             limiter = self._ahead_processes if speculative else None
             return await anyio.to_process.run_sync(_call_by_name, name, args, kwargs, cancellable=True, limiter=limiter)
         # A thread cannot be stopped. It is waited for, so that nothing of a run outlives it.
-        # Guesses have threads of their own, so that real work never queues behind them.
         limiter = self._ahead if speculative else None
         return await anyio.to_thread.run_sync(functools.partial(function, *args, **kwargs), limiter=limiter)
 
@@ -669,9 +730,27 @@ class _Run:
         self._tokens.append(wake.token)
         self._wake.set()
 
-    async def _keep_lease(self, seconds: float, group: anyio.abc.TaskGroup) -> None:
+    def _spawn(self, group: anyio.abc.TaskGroup, function: Callable[..., Any], *args: Any) -> None:
+        self._has_spawned = True
+        group.start_soon(function, *args)
+
+    def _begin_heartbeat(self, group: anyio.abc.TaskGroup) -> Callable[[], None]:
+        """Renew the lease from time to time. Returns what stops the waiting for the first time."""
+        lease_seconds = getattr(self._store, "lease_seconds", None)
+        if lease_seconds is None:
+            return _do_nothing
+        seconds = lease_seconds / 3
+        if _is_trio():
+            self._spawn(group, self._keep_lease, seconds, seconds, group)
+            return _do_nothing
+        # Most runs are over before the first renewal is due: a timer costs them far less than a task.
+        begin = functools.partial(self._spawn, group, self._keep_lease, 0.0, seconds, group)
+        return asyncio.get_running_loop().call_later(seconds, begin).cancel
+
+    async def _keep_lease(self, delay: float, seconds: float, group: anyio.abc.TaskGroup) -> None:
         while True:
-            await anyio.sleep(seconds)
+            await anyio.sleep(delay)
+            delay = seconds
             try:
                 self._store.renew(self._lease)
             except Exception as error:  # noqa: BLE001 - raised by the run
@@ -680,13 +759,61 @@ class _Run:
                 return
 
 
+class _UntilItWaits:
+    """Awaits a coroutine, and calls a function when it waits for the first time, if it ever does.
+
+    Args:
+        coroutine: not started yet.
+        waits: called before the event loop goes on to something else.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits: Callable[[], None]) -> None:
+        self._coroutine = coroutine
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine = self._coroutine
+        try:
+            asked = coroutine.send(None)
+            self._waits()
+            while True:
+                try:
+                    answer = yield asked
+                except GeneratorExit:
+                    coroutine.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - it is for the coroutine
+                    asked = coroutine.throw(error)
+                else:
+                    asked = coroutine.send(answer)
+        except StopIteration as done:
+            return done.value
+
+
+def _is_in_loop(task: Task) -> bool:
+    """Is it a step that runs in the event loop, and may never wait?"""
+    return task.kind is TaskKind.STEP and task.step.where == "loop"
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _is_trio() -> bool:
+    """Does trio run the current task? Else asyncio does."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
 def _loop_clock() -> Callable[[], float]:
     """The running event loop's clock itself: asking anyio for it each time takes as long as a small step."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        clock: Callable[[], float] = trio.current_time
+    if _is_trio():
+        clock: Callable[[], float] = sys.modules["trio"].current_time
         return clock
-    return asyncio.get_running_loop().time
+    loop = asyncio.get_running_loop()
+    if type(loop).time is asyncio.BaseEventLoop.time:
+        return time.monotonic  # what it asks itself
+    return loop.time
 
 
 def _own_cancellation(who: str) -> BackendContractError:
@@ -697,8 +824,7 @@ def _own_cancellation(who: str) -> BackendContractError:
     """
     if anyio.current_effective_deadline() == -math.inf:
         raise  # noqa: PLE0704 - the cancellation that is being handled
-    trio = sys.modules.get("trio")
-    task = None if trio is not None and trio.lowlevel.in_trio_run() else asyncio.current_task()
+    task = None if _is_trio() else asyncio.current_task()
     if task is not None and task.cancelling():
         raise  # noqa: PLE0704 - as above
     return BackendContractError(who, "let a cancellation out that was not its own", "handle what it awaits")

@@ -11,6 +11,7 @@ A strand's head rests on nothing that is not known, so the lowest uncommitted st
 
 from __future__ import annotations
 
+import heapq
 import inspect
 import math
 from collections import OrderedDict, deque
@@ -35,6 +36,7 @@ from .errors import (
     BackendContractError,
     CompensationError,
     DivergenceError,
+    DuplicateStepError,
     EffectUnknownError,
     SpecflowError,
     StateConflictError,
@@ -55,6 +57,7 @@ from .history import (
 from .outbox import NotSent, Outbox, Sent
 from .protocols import Predictor, RunAheadPolicy
 from .replay import (
+    Answer,
     CallRequest,
     Context,
     Finished,
@@ -70,9 +73,10 @@ from .replay import (
 )
 from .report import LEAST_SECONDS, Ledger
 from .sight import Recent, Trail
-from .speculation import Assumption, Call, Opportunity, Prediction, Resolution, Verdict
+from .speculation import Assumption, Call, Opportunity, Prediction, Resolution, Verdict, let_go
 from .state import Access, Cells, State, cells_of, merge, revalidate, writes_of
 from .timeline import Timeline, told
+from .types import Mode
 from .worlds import (
     Action,
     Cancel,
@@ -129,6 +133,14 @@ def _may_have_happened(row: EffectRecord) -> bool:
     return row.status in (EffectStatus.ACKED, EffectStatus.COMPENSATION_FAILED)
 
 
+def _can_share(args: tuple[Any, ...]) -> bool:
+    """Can nobody change these arguments?"""
+    for value in args:  # noqa: SIM110 - as all(...) it takes three times as long
+        if type(value) not in _UNCHANGEABLE:
+            return False
+    return True
+
+
 def _box_or_none(value: Any) -> Box | None:
     try:
         return Box(value, "a prediction")
@@ -143,6 +155,9 @@ class Decision(NamedTuple):
     emitted: tuple[bytes, ...]
     """Encoded events of the committed stream, real once the commit is."""
     actions: tuple[Action, ...]
+    numbers: tuple[int | None, ...] = ()
+    """For each of these events, the number under which it was shown on the speculative stream; None for one that was
+    not."""
 
 
 class Scheduler:
@@ -187,6 +202,10 @@ class Scheduler:
         self._root = Strand(function, (), name, cells_of({}), at)
         self._ready: deque[World] = deque()
         self._parked: dict[World, None] = {}
+        self._undecided: dict[World, None] = {}  # those parked worlds that wait for something else than a slot
+        self._queues: dict[str, list[tuple[Position, int, World]]] = {}  # the certain others: a heap per resource
+        self._guessing: dict[str, deque[World]] = {}  # those on guesses that wait for a slot, per resource
+        self._next_in_queue = 0
         self._doomed: list[World] = []
         self._deeper: list[World] = []
         self._unasked: list[tuple[World, CallRequest | GatherRequest]] = []
@@ -214,6 +233,9 @@ class Scheduler:
             TaskKind.PROBE: self._probe_done,
         }
         self.ledger = Ledger()
+        self.straight: Task | None = None
+        """A plain call that was started just now and is all that is going on: its commit and its start are the whole of
+        the newest decision."""
         self.now = 0.0
         self.wall = at
         # What the decision being put together holds.
@@ -232,15 +254,18 @@ class Scheduler:
 
     def done(self, task: Task, result: Any, now: float, at: float) -> Decision:
         """A task returned: an :class:`~specflow.replay.Outcome`, predictions for PREDICT, a verdict for JUDGE."""
-        self.now = now
-        self.wall = at
-        if task.step.is_plain and task.kind is TaskKind.STEP and self._is_alone(task, result):
+        is_straight = self.straight is task or (task.step.is_plain and self._is_alone(task))
+        self._tick(now, at)
+        if is_straight and result.error is None:
             return self._go_straight_on(task, result)
         wanted = task.status is TaskStatus.RUNNING  # it may have been told to stop while its report was on its way
         self._release(task)
         if wanted:
             task.status = TaskStatus.DONE
-            self._handlers[task.kind](task, result)
+            if self._failure is None:
+                self._handlers[task.kind](task, result)
+            else:
+                self._answered_too_late(task, result)
         return self._decide()
 
     def over(self, task: Task, now: float, at: float) -> Decision:
@@ -266,11 +291,17 @@ class Scheduler:
         """Tasks that were started and are not over."""
         return tuple(self._tasks.values())
 
+    @property
+    def num_running(self) -> int:
+        """How many tasks were started and are not over."""
+        return len(self._tasks)
+
     # ----------------------------------------------------------------------------------------------------- decisions
 
     def _tick(self, now: float, at: float) -> None:
         self.now = now
         self.wall = at
+        self.straight = None
 
     def _decide(self) -> Decision:
         self._go_as_far_as_possible()
@@ -280,10 +311,10 @@ class Scheduler:
             self._wind_up()
         commit = None
         changes = self._outbox.take_changes()
-        parent, entries, emitted = self._timeline.take()
+        parent, entries, emitted, numbers = self._timeline.take()
         if entries or changes or self._status is not None:
             commit = Commit(parent, entries, changes, self._status)
-        decision = Decision(commit, emitted, tuple(self._actions))
+        decision = Decision(commit, emitted, tuple(self._actions), numbers)
         self._actions = []
         self._status = None
         return decision
@@ -329,7 +360,7 @@ class Scheduler:
         """A world's program stopped at a request: see what can be done about it."""
         if world.dead or (self._doomed and self._is_falling(world)):
             return
-        if world.answered > _MAX_AHEAD and not self._rests_on_nothing(world):
+        if self._steps_ahead(world) > _MAX_AHEAD:
             world.halted = True  # an endless loop on a wrong guess must end somewhere
             return
         request = world.waiting
@@ -361,7 +392,13 @@ class Scheduler:
 
     def _launch_call(self, world: World, request: CallRequest) -> None:
         step = request.step
-        self._meet(step)
+        try:
+            self._meet(step)
+        except DuplicateStepError as error:
+            if self._rests_on_nothing(world):
+                self._failure = error
+            world.halted = True  # on a guess it is nobody's business yet
+            return
         try:
             world.arguments = encode_arguments(request.args, request.kwargs, step.arguments_label)
         except SpecflowError as error:
@@ -382,15 +419,24 @@ class Scheduler:
             self._unasked.append((world, request))
 
     def _meet(self, step: Step[..., Any]) -> None:
-        """A step is asked for; note what it returned before this run when that is the first time."""
-        if step.name not in self._steps:
+        """A step is asked for; note what it returned before this run when that is the first time.
+
+        Raises:
+            DuplicateStepError: another step has this name.
+        """
+        known = self._steps.get(step.name)
+        if known is None:
             self._steps[step.name] = step
             self._before[step.name] = tuple(step.remembered)
+        elif known is not step:
+            known.check_same(step)
 
     def _park(self, world: World) -> None:
         """The call has to wait for a slot, the policy, or everything before it."""
         world.parked = True
         self._parked[world] = None
+        if not world.queued:
+            self._undecided[world] = None
 
     def _known_entry(self, world: World, request: CallRequest) -> Entry | None:
         entry = self._recorded_as(world, request, EntryKind.CALL)
@@ -427,7 +473,9 @@ class Scheduler:
         if request.step.effect.is_external:
             self._outbox.use(self._outbox.key(request.position, request.step.name, world.arguments))
         outcome = Outcome.stored(entry.result, entry.error, at=entry.at, seconds=entry.seconds)
-        self._advance(world, self._record(world, outcome, recorded[len(own) :]))
+        record = self._record(world, outcome, recorded[len(own) :])
+        record.mode = entry.mode
+        self._advance(world, record)
 
     def _try_start(self, world: World, *, settled: bool) -> bool:
         """Start the attempt of a parked call if everything allows it.
@@ -481,6 +529,7 @@ class Scheduler:
             tries = known.tries + 1 if known is not None else 1
             row = EffectRecord(key, request.position, step.name, EffectStatus.SENT, world.arguments, tries=tries)
         if not self._take_slot(step, speculative=False):
+            self._queue(world, request)
             return False
         if row is not None:
             self._outbox.put(row)
@@ -526,7 +575,7 @@ class Scheduler:
             if row.tries > 0:
                 self._settle(world, outcome, row.writes)  # what the step returned, not judged yet
             else:
-                self._answer(world, outcome, row.writes)
+                self._answer(world, outcome, row.writes, judged=row.mode)
             return True
         if row.status not in (EffectStatus.SENT, EffectStatus.UNKNOWN) or step.idempotent:
             return False
@@ -550,17 +599,40 @@ class Scheduler:
 
     def _apply_answer(self, world: World, row: EffectRecord, answer: object) -> None:
         if isinstance(answer, Sent):
+            writes = self._written_by_hand(world, row, answer)
+            if writes is None:
+                return
             box = Box(answer.result, f"the result of {row.step}")
-            self._outbox.put(replace(row, status=EffectStatus.ACKED, result=box.data, at=self.wall))
+            self._outbox.put(replace(row, status=EffectStatus.ACKED, result=box.data, at=self.wall, writes=writes))
             self._outbox.use(row.key)
             self._unpark(world)
-            self._answer(world, Outcome(box, at=self.wall))
+            self._answer(world, Outcome(box, at=self.wall), writes)
         elif isinstance(answer, NotSent):
             self._outbox.put(replace(row, status=EffectStatus.PREPARED))
             self._outbox.forget_resolution(row.key)
             self._park(world)
         else:
             self._failure = _no_answer(row, answer)
+
+    def _written_by_hand(self, world: World, row: EffectRecord, answer: Sent) -> tuple[Write, ...] | None:
+        """State changes of an effect that somebody answers for; None is a failure: it had to be said what they are."""
+        if answer.writes is None:
+            if not isinstance(world.waiting, CallRequest) or world.waiting.step.state_parameter is None:
+                return ()
+            self._block_on(row)
+            self._failure = BackendContractError(
+                f"the answer about {row.step}",
+                "does not say what it wrote to the state",
+                "say Sent(result, writes={key: value}), writes={} for nothing, or writes=function_of_the_state",
+            )
+            return None
+        state = State(world.cells)
+        if callable(answer.writes):
+            answer.writes(state)
+        else:
+            for key, value in answer.writes.items():
+                state.put(key, value)
+        return writes_of(state.take_accesses())
 
     def _start_ahead(self, world: World, request: CallRequest) -> bool:
         """Start an attempt on guesses, if its effect, the policy, the budget and the slots allow it."""
@@ -584,7 +656,13 @@ class Scheduler:
             ledger.running_ahead,
             ledger.spent(self.now),
         )
-        if not policy.allows(opportunity) or not self._take_slot(step, speculative=True):
+        if not policy.allows(opportunity):
+            return False
+        if not self._take_slot(step, speculative=True):
+            if step.resource is not None and not self._has_slot(step.resource):
+                world.queued = True
+                self._undecided.pop(world, None)
+                self._guessing.setdefault(step.resource, deque()).append(world)
             return False
         row = None
         if step.effect.is_external:
@@ -634,7 +712,7 @@ class Scheduler:
         task.worlds.append(world)
         if step.state_parameter is not None:
             task.state = State(world.cells)
-        if not request.kwargs and all(type(value) in _UNCHANGEABLE for value in request.args):
+        if not request.kwargs and _can_share(request.args):
             task.args = request.args
         world.task = task
         if step.is_reusable:
@@ -673,13 +751,12 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------------------------------- plain calls
 
-    def _is_alone(self, task: Task, outcome: Outcome) -> bool:
-        """True when a plain call of the workflow itself has returned and nothing else is going on."""
+    def _is_alone(self, task: Task) -> bool:
+        """True when a plain call of the workflow itself is all that is going on."""
         head = self._root.head
         return (
             head.task is task
             and task.status is TaskStatus.RUNNING
-            and outcome.error is None
             and len(self._tasks) == 1
             and len(task.worlds) == 1
             and not head.children
@@ -692,19 +769,24 @@ class Scheduler:
 
         Does what the general way does, which costs three times as much because it has to consider everything else.
         """
-        world, step = self._root.head, task.step
+        world = self._root.head
         task.status = TaskStatus.DONE
         del self._tasks[task.number]
-        self._pure.clear()
+        if self._pure:
+            self._pure.clear()
         self.ledger.ended(task, self.now)
         program = world.program
         record = Record(
-            world.log, world.waiting, task.arguments, outcome, world.accesses, world.events  # type: ignore[arg-type]
+            world.log, world.waiting, task.arguments, outcome, world.accesses, world.events,  # type: ignore[arg-type]
+            shown=world.shown,
         )  # fmt: skip
+        if world.log is not None:
+            record.number = world.log.number + 1
         world.log, world.task, world.call = record, None, None
         was_silent = not world.accesses and not world.events
         waiting = program.resume(outcome)
         world.accesses, world.events = program.state.take_accesses(), program.take_events()
+        world.shown = ()
         world.waiting = waiting
         world.arguments = b""
         if not was_silent or not isinstance(waiting, CallRequest) or not self._is_known_and_plain(waiting.step):
@@ -718,19 +800,16 @@ class Scheduler:
             return self._decide()
         world.arguments = arguments
         self._root.flushed = record
-        self.ledger.committed(step.name)
-        commit = self._timeline.add_plain(record, step.name)
-        coming = Task(self._next_task, TaskKind.STEP, following, waiting.position, arguments, started_at=self.now)
+        number = self._next_task
+        self._next_task = number + 1
+        coming = Task(number, TaskKind.STEP, following, waiting.position, arguments, started_at=self.now)
         coming.money, coming.tokens = following.money, following.tokens
-        self._next_task += 1
         coming.worlds.append(world)
-        if not waiting.kwargs and all(type(value) in _UNCHANGEABLE for value in waiting.args):
+        if not waiting.kwargs and _can_share(waiting.args):
             coming.args = waiting.args
-        self._tasks[coming.number] = world.task = coming
-        if following.is_reusable:
-            self._pure[following.name, arguments] = coming
-        self.ledger.started(coming)
-        return Decision(commit, (), (Start(coming),))
+        self._tasks[number] = world.task = self.straight = coming
+        self.ledger.followed(task, coming)
+        return Decision(self._timeline.add_plain(record, task.step.name), (), (Start(coming),))
 
     def _is_known_and_plain(self, step: Step[..., Any]) -> bool:
         return step.is_plain and self._steps.get(step.name) is step
@@ -791,20 +870,31 @@ class Scheduler:
         accesses = world.accesses_of_step
         world.accesses_of_step = ()
         outcome = task.outcome
-        self.ledger.use_mode(task.step.verifier.mode)
+        mode = task.step.verifier.mode
         if isinstance(result, BaseException):
-            self._answer(world, Outcome.raised(result, at=self.wall, seconds=outcome.seconds), accesses)
+            failed = Outcome.raised(result, at=self.wall, seconds=outcome.seconds)
+            self._answer(world, failed, accesses, judged=mode)
             return
         guessed, _actual = task.judged.fresh() if task.judged is not None else (None, None)
         if result.accepted:
             outcome = Outcome(Box(guessed), at=outcome.at, seconds=outcome.seconds)
         elif result.replaces:
             outcome = Outcome(Box(result.replacement), at=self.wall, seconds=outcome.seconds)
-        self._answer(world, outcome, accesses, judged=True)
+        self._answer(world, outcome, accesses, judged=mode)
 
-    def _answer(self, world: World, outcome: Outcome, accesses: Sequence[Access] = (), *, judged: bool = False) -> None:
-        """The request that a world waits on has its answer: keep the world that guessed it, squash the others."""
+    def _answer(
+        self, world: World, outcome: Outcome, accesses: Sequence[Access] = (), *, judged: Mode | None = None
+    ) -> None:
+        """The request that a world waits on has its answer: keep the world that guessed it, squash the others.
+
+        Args:
+            world: which world.
+            outcome: the answer.
+            accesses: what the step read and wrote.
+            judged: the mode under which the answer was accepted; None when guesses are still to be compared with it.
+        """
         request = world.waiting
+        mode = judged if judged is not None else Mode.EXACT
         children, world.children = world.children, []
         chosen: World | None = None
         resolutions: list[Resolution] = []
@@ -812,9 +902,11 @@ class Scheduler:
             guess = child.guess
             if guess is None:
                 continue
-            hit = chosen is None and self._holds(request, guess, outcome, judged=judged)
-            if hit:
+            held = None if chosen is not None else self._holds(request, guess, outcome, judged=judged is not None)
+            hit = held is not None
+            if held is not None:
                 chosen = child
+                mode = mode if judged is not None else held
             if guess.assumption.rank >= 0:
                 resolutions.append(self._resolution(child, guess, hit=hit))
         if world.prediction is not None:
@@ -828,6 +920,7 @@ class Scheduler:
         if record is None:
             record = self._record(world, outcome, accesses)
             record.resolutions = tuple(resolutions)
+            record.mode = mode
             self._advance(world, record)
         else:
             record.step_accesses = tuple(accesses)
@@ -835,31 +928,30 @@ class Scheduler:
             record.resolutions = tuple(resolutions)
             record.branches = _branches(world)
             record.call = world.call
+            record.mode = mode
             children.remove(chosen)  # type: ignore[arg-type]
             self._promote(world, chosen, accesses)  # type: ignore[arg-type]
         # Squashed a little later: the world that goes on may want what they have started.
         self._doomed.extend(children)
 
-    def _holds(self, request: object, guess: Guess, outcome: Outcome, *, judged: bool) -> bool:
+    def _holds(self, request: object, guess: Guess, outcome: Outcome, *, judged: bool) -> Mode | None:
+        """The mode under which a guess holds; None when it does not."""
         if outcome.failed or outcome.box is None or guess.box == outcome.box:
-            return outcome.box is not None
+            return None if outcome.box is None else Mode.EXACT
         if judged or not isinstance(request, CallRequest) or request.step.judged:
-            return False
+            return None
         verifier = request.step.verifier
         try:
             verdict = verifier.verify(guess.box.fresh(), outcome.box.fresh())
         except Exception as error:  # noqa: BLE001 - the user's verifier
             self.ledger.verifier_failed(request.step.name, error)  # the guess may be something it never expected
-            return False
+            return None
         if not isinstance(verdict, Verdict):
             self._failure = BackendContractError(
                 f"the verifier of {request.step.name}", f"returned {verdict!r}", "it must return a Verdict"
             )
-            return False
-        if verdict.accepted:
-            self.ledger.use_mode(verifier.mode)
-            return True
-        return False
+            return None
+        return verifier.mode if verdict.accepted else None
 
     def _resolution(self, child: World, guess: Guess, *, hit: bool) -> Resolution:
         if hit:
@@ -895,7 +987,10 @@ class Scheduler:
             (),
             world.call,
             tuple(accesses) if has_failed else (),
+            shown=world.shown,
         )
+        if world.log is not None:
+            record.number = world.log.number + 1
         if outcome.at == 0.0:
             outcome.at = self.wall
         return record
@@ -910,7 +1005,6 @@ class Scheduler:
             came_true = record.outcome.box is not None and record.outcome.box == _box_or_none(world.script[0])
             world.script = world.script[1:] if came_true else ()
         world.log = record
-        world.answered += 1
         world.join = None
         world.call = None
         world.predicted = False
@@ -924,8 +1018,10 @@ class Scheduler:
         world.waiting = request
         world.accesses = world.program.state.take_accesses()
         world.events = world.program.take_events()
+        world.shown = ()
         world.arguments = b""
         if world.events and not self._rests_on_nothing(world):
+            world.shown = tuple(range(self._next_mark, self._next_mark + len(world.events)))
             confidence = 1.0
             for assumption, _guess in self._assumptions(world):
                 confidence *= assumption.confidence
@@ -946,7 +1042,7 @@ class Scheduler:
         else:
             child.strand.head = child
         world.dead = True
-        world.program.close()
+        world.strand.keep(world.program, world.log)
         self._unpark(world)
         if world.join is not None:
             world.join = None
@@ -988,7 +1084,10 @@ class Scheduler:
                 self._make_authoritative(current.task)
             if current.judge is not None:
                 current.judge.speculative = False
-            current.answered = 0
+            current.true_since = self.wall
+            if current.queued:
+                current.queued = False
+                self._undecided[current] = None
             if current.halted or (current is not world and isinstance(current.waiting, SleepRequest)):
                 current.halted = False
                 self._ready.append(current)
@@ -1052,9 +1151,13 @@ class Scheduler:
         self._stopped(world, request)
 
     def _replayed(self, strand: Strand, log: Record | None) -> tuple[Program, Any]:
+        """A program that was answered all records up to ``log``, and what it waits on."""
+        spare = strand.take_spare(log)
+        if spare is not None:
+            program, records = spare
+            return program, program.catch_up(_answers(records))
         program = Program(strand.function, prefix=strand.prefix, seed=self._seed, cells=strand.base, at=strand.at)
-        answers = [(record.outcome, record.step_accesses, record.request) for record in strand.records(log)]
-        return program, replay(program, answers)
+        return program, replay(program, _answers(strand.records(log)))
 
     # --------------------------------------------------------------------------------------------------------- guesses
 
@@ -1089,19 +1192,27 @@ class Scheduler:
             self._ask(world, request, predictor, call)
 
     def _ask(self, world: World, request: CallRequest, predictor: Predictor, call: Call) -> None:
+        guesses: Any = None
         if not inspect.iscoroutinefunction(predictor.predict):
             try:
-                self._fork_all(world, request, predictor.predict(call))  # type: ignore[arg-type]  # not async
+                guesses = predictor.predict(call)
+                if not inspect.isawaitable(guesses):
+                    self._fork_all(world, request, guesses)
+                    return
             except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
                 self.ledger.predictor_failed(request.step.name, error)
-        elif self.ledger.affords(self._policy.budget, None, self.now):
+                return
+        if self.ledger.affords(self._policy.budget, None, self.now):
             task = self._new_task(TaskKind.PREDICT, request.step, request.position, world.arguments, "")
             task.call = call
+            task.guesses = guesses
             task.worlds.append(world)
             task.speculative = True
             world.prediction = task
             self.ledger.started(task)
             self._actions.append(Start(task))
+        elif guesses is not None:
+            let_go(guesses)
 
     def _affords_guess(self, step: Step[..., Any]) -> bool:
         return self.ledger.affords_guess(self._policy.budget, step.name, self.now)
@@ -1154,12 +1265,16 @@ class Scheduler:
             return None
         if inspect.iscoroutinefunction(step.predictor.predict) or not self._affords_guess(step):
             return None
-        self._meet(step)
         try:
+            self._meet(step)
             args, kwargs = decode(encode_arguments(pending.args, pending.kwargs, step.arguments_label))
             recent = Recent(world.log, world.strand, step.name, self._before[step.name])
             call = Call(step.name, tuple(args), kwargs, position, recent, Trail(world.log, world.strand))
-            guess = next(iter(step.predictor.predict(call)), None)  # type: ignore[arg-type]  # not async
+            guesses: Any = step.predictor.predict(call)
+            if inspect.isawaitable(guesses):
+                let_go(guesses)
+                return None
+            guess = next(iter(guesses), None)
         except Exception as error:  # noqa: BLE001 - as above
             self.ledger.predictor_failed(step.name, error)
             return None
@@ -1268,6 +1383,7 @@ class Scheduler:
             join, world.join = world.join, None
             for strand in join.strands:
                 self._squash(strand.head)
+                strand.let_go()
 
     def _cancel(self, task: Task) -> None:
         if task.status is not TaskStatus.RUNNING:
@@ -1304,15 +1420,11 @@ class Scheduler:
         return True
 
     def _steps_ahead(self, world: World) -> int:
-        count = 0
-        current = world
-        while current.parent is not None:
-            log, base = current.log, current.parent.log
-            while log is not None and log is not base:
-                count += 1
-                log = log.previous
-            current = current.parent
-        return count
+        """Requests of its strand that were answered on guesses."""
+        head = world.strand.head
+        if not self._rests_on_nothing(head):
+            return _number(world.log)
+        return _number(world.log) - _number(head.log)
 
     def _expected_wait(self, assumptions: Sequence[tuple[Assumption, Guess]]) -> float | None:
         """Seconds until the oldest guess resolves."""
@@ -1359,6 +1471,7 @@ class Scheduler:
         if join.world.join is not join or strand.is_counted:
             return
         strand.is_counted = True
+        strand.let_go()
         join.open -= 1
         if join.open == 0:
             self._join_done(join)
@@ -1490,8 +1603,10 @@ class Scheduler:
         if entry is not None:
             self._advance(world, self._record(world, Outcome(_NOTHING, at=entry.at), ()))
             return
-        # Counted from the answer before, which is on record: after a crash only the rest is waited for.
-        left = max(0.0, world.program.at + request.seconds - self.wall)
+        # Counted from the answer before, which is on record: after a crash only the rest is waited for. Where it was
+        # guessed, what is on record is when it was guessed; what counts is when it was found to be right.
+        since = max(world.program.at, world.true_since)
+        left = max(0.0, since + request.seconds - self.wall)
         self._actions.append(Wake(self.now + left, (world, request)))
 
     # ----------------------------------------------------------------------------------------------------------- slots
@@ -1503,17 +1618,21 @@ class Scheduler:
         resource = step.resource
         if resource is None:
             return True
-        limit = self._limits.get(resource)
-        held = self._held.get(resource, 0)
-        if limit is None or held < limit:
-            self._held[resource] = held + 1
+        if self._has_slot(resource):
+            self._held[resource] = self._held.get(resource, 0) + 1
             return True
         if not speculative:
             self._preempt(resource)
         return False
 
+    def _has_slot(self, resource: str) -> bool:
+        limit = self._limits.get(resource)
+        return limit is None or self._held.get(resource, 0) < limit
+
     def _preempt(self, resource: str) -> None:
         """Real work waits for a slot: take it from the youngest attempt on a guess. It is free when that one ended."""
+        if not self.ledger.running_ahead:
+            return
         if any(task.holds == resource and task.status is TaskStatus.CANCELLED for task in self._tasks.values()):
             return
         for task in reversed(list(self._tasks.values())):
@@ -1535,28 +1654,75 @@ class Scheduler:
             self._held[task.holds] -= 1
 
     def _start_parked(self) -> None:
-        waiting = [world for world in self._parked if not world.dead]
-        if not waiting:
+        sure: list[World] = []
+        ahead: list[World] = []
+        for world in self._undecided:
+            if not world.dead:
+                (sure if self._rests_on_nothing(world) else ahead).append(world)
+        self._start_sure(sure)
+        if self._failure is not None:
             return
-        sure = [world for world in waiting if self._rests_on_nothing(world)]
-        ahead = [world for world in waiting if not self._rests_on_nothing(world)]
-        sure.sort(key=_position)
-        for world in sure:
-            if world in self._parked:
-                self._try_start(world, settled=True)
-                if self._failure is not None:
-                    return
         # Real work that found no slot comes first: nothing that runs ahead may take the next one.
-        wanted = {_resource(world) for world in sure if world in self._parked} - {None}
+        wanted: set[str | None] = {_resource(world) for world in sure if world in self._parked} - {None}
+        wanted.update(resource for resource, queue in self._queues.items() if queue)
         for world in ahead:
-            is_gone = world.dead or (self._doomed and self._is_falling(world))  # one before it may have seen to that
-            if world in self._parked and not is_gone and _resource(world) not in wanted:
+            self._start_guessing(world, wanted)
+        for resource, guessing in tuple(self._guessing.items()):
+            while guessing and resource not in wanted and self._has_slot(resource):
+                world = guessing.popleft()
+                if world.queued:
+                    world.queued = False
+                    self._undecided[world] = None
+                    self._start_guessing(world, wanted)
+
+    def _start_sure(self, worlds: list[World]) -> None:
+        """Start calls that rest on nothing unknown, first in program order first."""
+        worlds.sort(key=_position)
+        for world in worlds:
+            resource = _resource(world)
+            if resource in self._queues:
+                self._serve(resource, _position(world))
+            if world in self._parked and self._failure is None:
+                self._try_start(world, settled=True)
+        for resource in tuple(self._queues):
+            self._serve(resource)
+
+    def _start_guessing(self, world: World, wanted: set[str | None]) -> None:
+        """Start a call on guesses, unless one before it has seen to that, or real work needs the slot."""
+        is_gone = world.dead or (self._doomed and self._is_falling(world))
+        if world in self._parked and not is_gone and _resource(world) not in wanted:
+            self._try_start(world, settled=True)
+
+    def _queue(self, world: World, request: CallRequest) -> None:
+        """All that a call waits for is a slot: it is looked at again when there is one, in program order."""
+        resource = request.step.resource
+        if resource is not None and not world.queued:
+            world.queued = True
+            self._undecided.pop(world, None)
+            self._next_in_queue += 1
+            heapq.heappush(self._queues.setdefault(resource, []), (request.position, self._next_in_queue, world))
+
+    def _serve(self, resource: str, before: Position | None = None) -> None:
+        """Start calls that wait for a slot, first in program order first; not those after a position."""
+        queue = self._queues[resource]
+        while queue and self._failure is None:
+            position, _number, world = queue[0]
+            if world.queued and before is not None and position > before:
+                return
+            if world.queued and not self._has_slot(resource):
+                self._preempt(resource)
+                return
+            heapq.heappop(queue)
+            if world.queued:
+                world.queued = False
+                self._undecided[world] = None
                 self._try_start(world, settled=True)
 
     def _unpark(self, world: World) -> None:
         if world.parked:
-            world.parked = False
+            world.parked = world.queued = False
             self._parked.pop(world, None)
+            self._undecided.pop(world, None)
 
     def _new_task(self, kind: TaskKind, step: Step[..., Any], position: Position, arguments: bytes, key: str) -> Task:
         task = Task(self._next_task, kind, step, position, arguments, key, started_at=self.now)
@@ -1640,6 +1806,7 @@ class Scheduler:
                 outcome.box.data if outcome.box is not None else None,
                 outcome.encoded_error(),
                 at=outcome.at,
+                mode=record.mode,
             )
             self._outbox.put(row)
             self._outbox.use(key)
@@ -1752,6 +1919,8 @@ class Scheduler:
     def _on_committed(self, strand: Strand, record: Record, request: CallRequest) -> None:
         """A call is part of history: count it, send what it buffered, and let the predictor learn."""
         self.ledger.committed(request.step.name)
+        if record.mode is not Mode.EXACT:
+            self.ledger.use_mode(record.mode)
         if request.step.effect is Effect.BUFFERED:
             self._buffer(record, request)
         self._observe(strand, record, request)
@@ -1820,7 +1989,8 @@ class Scheduler:
                 (),
                 head.events,
                 self.wall,
-            )
+            ),
+            head.shown,
         )
         self._status = RunStatus.FAILED if outcome.failed else RunStatus.COMPLETED
         self._over = True
@@ -1923,38 +2093,46 @@ class Scheduler:
         self._timeline.drop()
         self._outbox.withdraw()
         if self._failure is not None and not self._over:
-            self._over = True
             for action in [action for action in self._actions if isinstance(action, Start)]:
                 self._actions.remove(action)  # it never began, and nobody will say that it is over
                 self._release(action.task)
+                let_go(action.task.guesses)
+            # What may have changed the outside world is not cut off: its answer goes on record first.
+            under_way = [task for task in self._tasks.values() if _may_have_begun(task)]
+            for task in list(self._tasks.values()):
+                if task not in under_way:
+                    self._cancel(task)
+            if under_way:
+                return
+            self._over = True
             self._stop_everything()
             self._actions.append(Finish(Outcome.raised(self._failure, at=self.wall)))
+
+    def _answered_too_late(self, task: Task, result: Any) -> None:
+        """An effect has ended after the run had failed: the program hears of it when the run goes on."""
+        row = _late_row(task, result)
+        if row is not None:
+            self._outbox.put(row)
 
     def _stop_everything(self) -> None:
         for task in list(self._tasks.values()):
             self._cancel(task)
         for world in list(family(self._root.head)):
+            world.strand.let_go()
             if world is not self._root.head:
                 world.dead = True
                 world.program.close()
 
     def late_answers(self, ended: Sequence[tuple[Task, Any]]) -> Commit | None:
         """What effects have answered that ended while the run was being cancelled: they are not unknown."""
-        rows = []
-        for task, outcome in ended:
-            if task.effect is None or not isinstance(outcome, Outcome):
-                continue
-            if task.kind in (TaskKind.STEP, TaskKind.DELIVER):
-                accesses = task.state.take_accesses() if task.state is not None and not outcome.failed else ()
-                rows.append(_answered(task.effect, outcome, accesses))
-            elif task.kind is TaskKind.UNDO and not outcome.failed:
-                rows.append(replace(task.effect, status=EffectStatus.COMPENSATED))
+        rows = [row for task, outcome in ended if (row := _late_row(task, outcome)) is not None]
         return Commit(self._timeline.committed, effects=tuple(rows)) if rows else None
 
     def close(self) -> None:
         """Let every program go; for a run that is cancelled from outside."""
         if self._root.head is not None:
             for world in list(family(self._root.head)):
+                world.strand.let_go()
                 world.program.close()
 
 
@@ -1968,6 +2146,24 @@ def _answered(row: EffectRecord, outcome: Outcome, accesses: Sequence[Access] = 
         at=outcome.at,
         writes=writes_of(accesses),
     )
+
+
+def _late_row(task: Task, outcome: Any) -> EffectRecord | None:
+    """The row of an effect that has ended when nobody could go on with its answer; None where there is none."""
+    if task.effect is None or not isinstance(outcome, Outcome):
+        return None
+    if task.kind in (TaskKind.STEP, TaskKind.DELIVER):
+        accesses = task.state.take_accesses() if task.state is not None and not outcome.failed else ()
+        return _answered(task.effect, outcome, accesses)
+    if task.kind is TaskKind.UNDO and not outcome.failed:
+        return replace(task.effect, status=EffectStatus.COMPENSATED)
+    return None
+
+
+def _may_have_begun(task: Task) -> bool:
+    """Is it an effect under way?"""
+    is_effect = task.effect is not None and task.kind in (TaskKind.STEP, TaskKind.DELIVER, TaskKind.UNDO)
+    return is_effect and task.status is TaskStatus.RUNNING
 
 
 def _may_stop(task: Task) -> bool:
@@ -2021,6 +2217,14 @@ def _copier(value: Any) -> Callable[[], Any]:
         return lambda: value  # a step refuses it when it is called; a workflow may take a function or a step
 
 
+def _answers(records: Iterable[Record]) -> list[Answer]:
+    return [(record.outcome, record.step_accesses, record.request) for record in records]
+
+
+def _number(log: Record | None) -> int:
+    return log.number if log is not None else 0
+
+
 def _branches(world: World) -> tuple[Strand, ...]:
     return tuple(world.join.strands) if world.join is not None else ()
 
@@ -2038,4 +2242,16 @@ def _step_name(request: Any) -> str:
     return request.step.name if isinstance(request, CallRequest) else "gather"
 
 
-__all__ = ["Decision", "Recovered", "Scheduler"]
+def confirmed_at_once(decisions: Sequence[Decision]) -> frozenset[int]:
+    """Numbers of events that these decisions, carried out together, would show as speculative and commit as well.
+
+    Whoever carries them out commits them only, as events that were not shown before.
+    """
+    confirmed = {number for decision in decisions for number in decision.numbers if number is not None}
+    if not confirmed:
+        return frozenset()
+    actions = (action for decision in decisions for action in decision.actions)
+    return frozenset(action.number for action in actions if isinstance(action, Show) and action.number in confirmed)
+
+
+__all__ = ["Decision", "Recovered", "Scheduler", "confirmed_at_once"]

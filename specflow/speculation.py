@@ -149,6 +149,13 @@ class Budget:
                 raise InvalidSettingError(name, limit, "a number >= 0, or None")
 
 
+def let_go(guesses: object) -> None:
+    """Nobody will await what a predictor returned: close it if it is a coroutine, cancel it if it is a future."""
+    stop = getattr(guesses, "close", None) or getattr(guesses, "cancel", None)
+    if stop is not None:
+        stop()
+
+
 __all__ = [
     "Assumption",
     "Budget",
@@ -158,4 +165,5 @@ __all__ = [
     "Resolution",
     "Spent",
     "Verdict",
+    "let_go",
 ]

@@ -187,6 +187,8 @@ class State:
 
     def take_accesses(self) -> tuple[Access, ...]:
         """What was read and written since this was asked last, in order."""
+        if not self._accesses:
+            return ()
         taken = tuple(self._accesses)
         self._accesses.clear()
         return taken

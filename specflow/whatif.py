@@ -49,7 +49,7 @@ from .report import RunReport
 from .rewiring import altered, rewire
 from .scheduler import Recovered, Scheduler
 from .simulation import Course, drive
-from .speculation import Call
+from .speculation import Call, let_go
 from .state import writes_of
 from .verifiers import Equal
 from .worlds import Task, TaskKind
@@ -279,10 +279,10 @@ def _ask(predictor: Predictor, call: Call) -> Sequence[Any]:
     if inspect.iscoroutinefunction(predictor.predict):
         return ()
     guesses = predictor.predict(call)
-    if inspect.iscoroutine(guesses):
-        guesses.close()
+    if inspect.isawaitable(guesses):
+        let_go(guesses)
         return ()
-    return guesses  # type: ignore[return-value]  # what waits was sorted out
+    return guesses
 
 
 class _Replayed:
@@ -364,8 +364,11 @@ class _RecordedWork:
             return entry.seconds
         return self._recording.median_seconds(task.step.name) if task.speculative else math.inf
 
-    async def perform(self, task: Task, at: float) -> Outcome:
+    async def perform(self, task: Task, at: float) -> Any:
         """As recorded; what is not on record comes to nothing."""
+        if task.kind is TaskKind.PREDICT:
+            let_go(task.guesses)  # it turns out to wait, and is not asked
+            return ()
         if task.kind is not TaskKind.STEP:
             return Outcome(_NOTHING, at=at)
         entry = self._find(task)

@@ -11,19 +11,20 @@ Mutable, and private to the scheduler: nothing here acts or decides.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from .codec import Box
 from .definitions import Step
-from .history import EffectRecord, Position
+from .history import EffectRecord, Position, format_position
 from .replay import Context, Finished, Outcome, Program, Request
 from .speculation import Assumption, Call, Prediction, Resolution
 from .state import Access, Cells, State
+from .types import Mode
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Record:
     """One answered request of a strand."""
 
@@ -44,9 +45,18 @@ class Record:
     """What its predictor saw, if it has one."""
     tried: tuple[Access, ...] = ()
     """What a step that failed had read and written: its changes are void, but its failure rests on what it read."""
+    mode: Mode = Mode.EXACT
+    """Under which mode the result was accepted."""
+    shown: tuple[int, ...] = ()
+    """Numbers under which the events were shown on the speculative stream; empty when they were not."""
+    number: int = 1
+    """So many requests of its strand are answered with it."""
+
+    def __repr__(self) -> str:
+        return f"<record of {self.request.describe()} at {format_position(self.request.position)}>"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Guess:
     """What a world assumes about the request its parent waits on."""
 
@@ -60,7 +70,7 @@ class Guess:
     """Worlds of other branches whose results the guess is made of; it falls with any of them."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class World:
     """One version of a strand."""
 
@@ -73,6 +83,8 @@ class World:
     accesses: tuple[Access, ...] = ()
     """Reads and writes of the program since the newest record."""
     events: tuple[bytes, ...] = ()
+    shown: tuple[int, ...] = ()
+    """Numbers under which these events were shown on the speculative stream; empty when they were not."""
     arguments: bytes = b""
     """Encoded ``[args, kwargs]`` of the call it waits on."""
     task: Task | None = None
@@ -89,9 +101,11 @@ class World:
     predicted: bool = False
     parked: bool = False
     """Waits to be started: for a slot, the policy, or everything before it."""
+    queued: bool = False
+    """Waits for nothing but a slot."""
     dead: bool = False
-    answered: int = 0
-    """Requests answered while it rested on a guess."""
+    true_since: float = 0.0
+    """When all it rests on was found to be true, if it rested on guesses (wall-clock seconds since the epoch)."""
     halted: bool = False
     """Too far ahead: it goes on when it rests on nothing unknown."""
     script: tuple[Any, ...] = ()
@@ -115,8 +129,17 @@ class World:
         """The state as its program sees it."""
         return self.program.state.cells
 
+    def __repr__(self) -> str:
+        waits = (
+            self.waiting.describe()
+            if self.waiting is not None and not isinstance(self.waiting, Finished)
+            else "nothing"
+        )
+        rests = f" on a guess of {self.guess.assumption.step}" if self.guess is not None else ""
+        return f"<world of {self.strand.name} ({format_position(self.strand.prefix)}){rests}, waiting for {waits}>"
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, repr=False)
 class Strand:
     """A piece of program that happens one step after another."""
 
@@ -135,6 +158,34 @@ class Strand:
     """The join that it belongs to knows that it is finished."""
     forked: Request | None = None
     """The newest request for parallel branches whose start was committed."""
+    spare: Program | None = None
+    """A program that nobody needs any more, as it was after ``spare_log``: a world that is forked later goes on with it
+    instead of a new one that has to be brought there from the start."""
+    spare_log: Record | None = None
+
+    def __repr__(self) -> str:
+        return f"<strand {self.name} ({format_position(self.prefix)})>"
+
+    def keep(self, program: Program, log: Record | None) -> None:
+        """A program becomes the spare one; the one before is let go."""
+        self.let_go()
+        self.spare, self.spare_log = program, log
+
+    def take_spare(self, log: Record | None) -> tuple[Program, list[Record]] | None:
+        """The spare program and the records that bring it to ``log``; None when it is not on the way there."""
+        if self.spare is None:
+            return None
+        records = self.records(log, self.spare_log)
+        if not records or records[0].previous is not self.spare_log:
+            return None
+        spare, self.spare = self.spare, None
+        return spare, records
+
+    def let_go(self) -> None:
+        """Nothing is forked any more: the spare program is not needed."""
+        if self.spare is not None:
+            self.spare.close()
+            self.spare = self.spare_log = None
 
     def records(self, log: Record | None, after: Record | None = None) -> list[Record]:
         """Records up to ``log``, oldest first, without those up to ``after``."""
@@ -146,7 +197,7 @@ class Strand:
         return found
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Join:
     """Parallel branches that a world waits for."""
 
@@ -156,6 +207,9 @@ class Join:
     return_exceptions: bool
     is_pipeline: bool
     open: int
+    """Branches that are not finished."""
+    flushed: int = 0
+    """So many of the first branches are finished, and all of them is committed."""
 
     def worlds(self) -> Iterator[World]:
         """All worlds of all branches."""
@@ -195,7 +249,7 @@ class TaskStatus(enum.Enum):
     """Nobody wants its result; it may still be winding down."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """Work for the runtime. It answers with what the work returned, and says when the task is really over."""
 
@@ -215,6 +269,8 @@ class Task:
     """The view that the step works on, when it declares one."""
     call: Call | None = None
     """What the predictor sees."""
+    guesses: Awaitable[Sequence[Prediction]] | None = None
+    """What a predictor that is no coroutine function returned to be awaited."""
     worlds: list[World] = field(default_factory=list)
     speculative: bool = False
     status: TaskStatus = TaskStatus.RUNNING
@@ -229,11 +285,15 @@ class Task:
     """For a judge: the real result that is being judged."""
     effect: EffectRecord | None = None
 
+    def __repr__(self) -> str:
+        return f"<task {self.number}: {self.kind.value} {self.step.name} at {format_position(self.position)}>"
+
 
 # ------------------------------------------------------------------------------------------------------------ actions
 
 
-class Start(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Start:
     """Run a task."""
 
     task: Task

@@ -188,6 +188,13 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         help="the unknown effect of this key did happen, with this result (repeatable)",
     )
     parser.add_argument(
+        "--wrote",
+        action="append",
+        default=[],
+        metavar="KEY=JSON",
+        help="what that effect wrote to the state: an object of values, {} for nothing (repeatable)",
+    )
+    parser.add_argument(
         "--not-sent", action="append", default=[], metavar="KEY", help="the unknown effect of this key did not happen"
     )
     parser.add_argument("--take-over", action="store_true", help="go on although its owner seems alive")

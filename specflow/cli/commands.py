@@ -187,14 +187,29 @@ def fork(arguments: argparse.Namespace) -> Answer:
     return Answer({"run": new, "parent": arguments.run, "version": arguments.version}, text)
 
 
-def resume(arguments: argparse.Namespace) -> Answer:
-    """``specflow resume``."""
-    resolve: dict[str, Sent | NotSent] = {key: NotSent() for key in arguments.not_sent}
+def _answers(arguments: argparse.Namespace) -> dict[str, Sent | NotSent]:
+    """What became of unknown effects, from ``--sent``, ``--wrote`` and ``--not-sent``."""
+    answers: dict[str, Sent | NotSent] = {key: NotSent() for key in arguments.not_sent}
     for text in arguments.sent:
         key, is_assignment, value = text.partition("=")
-        if not is_assignment or key in resolve:
+        if not is_assignment or key in answers:
             raise DefinitionError(f"--sent {text!r} is not valid: write KEY=JSON, and one answer for each key")
-        resolve[key] = Sent(parse_json("sent", value))
+        answers[key] = Sent(parse_json("sent", value))
+    for text in arguments.wrote:
+        key, is_assignment, value = text.partition("=")
+        sent = answers.get(key)
+        if not is_assignment or not isinstance(sent, Sent) or sent.writes is not None:
+            raise DefinitionError(f"--wrote {text!r} is not valid: write KEY=JSON once for a key that has a --sent")
+        writes = parse_json("wrote", value)
+        if not isinstance(writes, dict):
+            raise DefinitionError(f"--wrote {text!r} is not valid: write an object of values by state key")
+        answers[key] = Sent(sent.result, writes)
+    return answers
+
+
+def resume(arguments: argparse.Namespace) -> Answer:
+    """``specflow resume``."""
+    resolve = _answers(arguments)
     policy = parse_policy(arguments.policy) if arguments.policy is not None else None
     limits = parse_assignments("limit", arguments.limit, int)
     with _store(arguments.store) as store:

@@ -44,6 +44,8 @@ def encode(value: Any, where: str = "value") -> bytes:
     kind = type(value)
     if kind is str:
         return quote(value).encode("utf-8", "surrogatepass")
+    if kind is int and -_SMALL < value < _SMALL:
+        return b"%d" % value
     try:
         return (_ENCODERS.get(kind) or _learn(kind))(value, 0).encode("utf-8", "surrogatepass")
     except RefusedError as refused:
@@ -60,6 +62,8 @@ quote: Callable[[str], str] = json_encoder.encode_basestring
 """JSON text of a string."""
 
 _PLAIN = frozenset({str, int, float, bool, NoneType})
+_SMALL = 1 << 63
+"""Integers below are formatted without asking for their number of digits."""
 _MAX_DIGITS = 617
 _MAX_PLAIN = 1 << 2048
 """Integers below are written in decimal: they have at most 617 digits, and no interpreter can be set to refuse 640."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
 from ..errors import InvalidSettingError
 from ..protocols import Predictor
-from ..speculation import Call, Prediction
+from ..speculation import Call
 from .memory import Ask, Bounded, HitRates, Key, at_least, key_of, place_key
+from .waiting import Guesses, Later
 
-Guesses = Sequence[Prediction]
 Heard = Callable[[int, Guesses], None]
 
 _UNRESOLVED: Final = 4096
@@ -48,7 +49,7 @@ class FirstOf:
         """Let every predictor that learns learn."""
         self._panel.observe(call, value)
 
-    def _answer(self, call: Call) -> Guesses:
+    def _answer(self, call: Call) -> Guesses | Later:
         return self._panel.answer(range(self._panel.size), call, _ignore)
 
     async def _wait(self, call: Call) -> Guesses:
@@ -100,16 +101,21 @@ class Tournament:
                     self._rates.record((call.step, index), hit=guess == key)
         self._panel.observe(call, value)
 
-    def _answer(self, call: Call) -> Guesses:
-        return self._panel.answer(self._order(call.step), call, _ignore)
+    def _answer(self, call: Call) -> Guesses | Later:
+        return self._panel.answer(self._order(call.step), call, self._hear(call))
 
     async def _wait(self, call: Call) -> Guesses:
+        return await self._panel.wait(self._order(call.step), call, self._hear(call))
+
+    def _hear(self, call: Call) -> Heard:
+        """Notes what those say that have to be awaited: they cannot be asked again when the result is known."""
+
         def heard(index: int, guesses: Guesses) -> None:
             if index in self._panel.slow:
                 with self._lock:
                     self._unresolved.put((index, place_key(call)), key_of(guesses[0].value) if guesses else _PASSED)
 
-        return await self._panel.wait(self._order(call.step), call, heard)
+        return heard
 
     def _order(self, step: str) -> list[int]:
         """The best first."""
@@ -126,6 +132,9 @@ class Tournament:
             with self._lock:
                 return self._unresolved.pop((index, place_key(call)))
         guesses = self._panel.ask(index, call)
+        if isinstance(guesses, Later):
+            guesses.close()  # it turns out now that it has to be awaited
+            return None
         return key_of(guesses[0].value) if guesses else None
 
 
@@ -141,10 +150,10 @@ class _Panel:
             raise InvalidSettingError("predictors", predictors, "at least one")
         self._predictors = predictors
         self.size = len(predictors)
-        self.slow = frozenset(
+        self.slow = {
             index for index, predictor in enumerate(predictors) if inspect.iscoroutinefunction(predictor.predict)
-        )
-        """Those that have to be awaited."""
+        }
+        """Those that have to be awaited: known beforehand, or seen when they were asked."""
         observers = (getattr(predictor, "observe", None) for predictor in predictors)
         self._observers = [observe for observe in observers if observe is not None]
 
@@ -153,18 +162,32 @@ class _Panel:
         for observe in self._observers:
             observe(call, value)
 
-    def ask(self, index: int, call: Call) -> Guesses:
-        """The guesses of one that has not to be awaited."""
-        return cast("Guesses", self._predictors[index].predict(call))
+    def ask(self, index: int, call: Call) -> Guesses | Later:
+        """The guesses of one of which it is not known that it has to be awaited."""
+        guesses = self._predictors[index].predict(call)
+        if inspect.isawaitable(guesses):
+            self.slow.add(index)
+            return Later(guesses, lambda made: made)
+        return guesses
 
-    def answer(self, order: Iterable[int], call: Call, heard: Heard) -> Guesses:
-        """The first guesses, where nobody has to be awaited. ``heard`` is told what each one that was asked said."""
-        for index in order:
+    def answer(self, order: Iterable[int], call: Call, heard: Heard) -> Guesses | Later:
+        """The first guesses, to be awaited if need be. ``heard`` is told what each one that was asked said."""
+        left = iter(order)
+        for index in left:
             guesses = self.ask(index, call)
+            if isinstance(guesses, Later):
+                return Later(guesses, functools.partial(self._go_on, index, left, call, heard))
             heard(index, guesses)
             if guesses:
                 return self._signed(index, guesses)
         return ()
+
+    def _go_on(
+        self, index: int, left: Iterable[int], call: Call, heard: Heard, guesses: Guesses
+    ) -> Guesses | Awaitable[Guesses]:
+        """One that had to be awaited has answered."""
+        heard(index, guesses)
+        return self._signed(index, guesses) if guesses else self.wait(left, call, heard)
 
     async def wait(self, order: Iterable[int], call: Call, heard: Heard) -> Guesses:
         """The first guesses, awaited where they have to be."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from ..errors import BackendContractError, InvalidSettingError
+from ..errors import InvalidSettingError
 from ..speculation import Call, Prediction
 from .memory import Ask, Bounded, HitRates, Key, at_least, copy_of, key_of, place_key
+from .waiting import Later
 
 _UNRESOLVED: Final = 4096
 """Most guesses kept until the real result is known. Those of squashed worlds never are."""
@@ -20,9 +21,9 @@ class Fn:
     """Guesses with a function, sync or async, that is called with the step's arguments.
 
     It may return a value; a :class:`~specflow.speculation.Prediction`; a list of predictions, likeliest first; or None
-    to pass (to guess None, return ``Prediction(None)``). A coroutine function runs beside the step, as speculative
-    work; declare it with ``async def``: that it waits has to be known before it is called. Any other function must be
-    quick and must not block. Neither may change its arguments.
+    to pass (to guess None, return ``Prediction(None)``). A coroutine function, or one that returns something to await,
+    runs beside the step, as speculative work. Any other function must be quick and must not block. None of them may
+    change its arguments.
 
     The confidence of plain values is how often they were right lately, per step, unless you give one. Predictions that
     the function makes itself keep theirs. Memory: at most 4096 guesses whose step has not returned yet, as keys, and a
@@ -63,7 +64,6 @@ class Fn:
 
         Raises:
             UnsupportedValueError: it returned a value that cannot be encoded, so that no step can return it.
-            BackendContractError: it returned something to await but is not a coroutine function.
         """
         return self._wait if self._is_async else self._answer
 
@@ -79,14 +79,10 @@ class Fn:
     async def _wait(self, call: Call) -> Sequence[Prediction]:
         return self._guesses(call, await self._function(*call.arguments, **call.keywords))
 
-    def _answer(self, call: Call) -> Sequence[Prediction]:
+    def _answer(self, call: Call) -> Sequence[Prediction] | Awaitable[Sequence[Prediction]]:
         answer = self._function(*call.arguments, **call.keywords)
         if inspect.isawaitable(answer):
-            if inspect.iscoroutine(answer):
-                answer.close()
-            raise BackendContractError(
-                f"the function {self._function!r} of Fn", "returned something to await", "declare it with `async def`"
-            )
+            return Later(answer, lambda value: self._guesses(call, value))
         return self._guesses(call, answer)
 
     def _guesses(self, call: Call, answer: Any) -> Sequence[Prediction]:

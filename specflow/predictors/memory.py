@@ -21,7 +21,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT")
 
 Ask = Callable[[Call], Sequence[Prediction] | Awaitable[Sequence[Prediction]]]
-"""The ``predict`` of a predictor. Whether it has to be awaited is known beforehand: it then is a coroutine function."""
+"""The ``predict`` of a predictor. Where it is known beforehand that it has to be awaited it is a coroutine function."""
 
 Key = Hashable
 """Stands for a value of any type: keys are equal exactly when the values' canonical forms are."""

@@ -160,21 +160,24 @@ class MemoryStore:
             run = self._held(lease)
             if run.head != commit.parent:
                 raise VersionConflictError(lease.run_id, commit.parent, run.head)
-            cells = run.cells
-            entries = list(commit.entries)
+            head, cells = run.head, run.cells
             states: dict[int, _Cells] = {}
-            for version, entry in enumerate(entries, start=run.head + 1):
-                cells = states[version] = _written(cells, entry.writes)
-            effects = {effect.key: effect for effect in commit.effects}
+            for entry in commit.entries:
+                head += 1
+                if entry.writes:
+                    cells = _written(cells, entry.writes)
+                states[head] = cells
+            effects = {effect.key: effect for effect in commit.effects} if commit.effects else None
             expires_at = self._clock() + self._lease_seconds
             # Nothing above changed the run, and nothing below can fail.
-            run.entries += entries
+            run.entries += commit.entries
             run.states.update(states)
-            run.effects.update(effects)
-            run.cells, run.head, run.expires_at = cells, run.head + len(entries), expires_at
+            if effects is not None:
+                run.effects.update(effects)
+            run.cells, run.head, run.expires_at = cells, head, expires_at
             if commit.status is not None:
                 run.status = commit.status
-            return run.head
+            return head
 
     def get_run(self, run_id: str) -> RunRecord:
         """The record of a run.
@@ -227,7 +230,7 @@ class MemoryStore:
         return {key: value for key, value in values.items() if value is not None}
 
     def effects(self, run_id: str) -> Sequence[EffectRecord]:
-        """The outbox of a run, in program order; a fork begins with an empty one.
+        """The outbox of a run, in program order; a fork has none of its parent's rows.
 
         Raises:
             UnknownRunError: no such run.
@@ -235,8 +238,12 @@ class MemoryStore:
         with self._lock:
             return tuple(sorted(self._run(run_id).effects.values(), key=lambda effect: effect.position))
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """A new run whose history begins with the first ``version`` entries of another; no entry is copied.
+
+        Its outbox begins with ``effects``: there is no fork without them, whatever happens.
 
         Raises:
             UnknownRunError: no such run.
@@ -246,6 +253,7 @@ class MemoryStore:
         with self._lock:
             parent = self._run(run_id)
             cells = self._cells(parent, run_id, version)
+            rows = {effect.key: effect for effect in effects}
             self.entries(run_id, 0, version)  # raises where some were collected
             origin = parent.stem.holder(version)
             record = replace(
@@ -257,6 +265,7 @@ class MemoryStore:
                 parent_version=version,
             )
             lease = self._add(record, Stem(len(self._numbered), version, origin), cells, owner)
+            self._numbered[-1].effects.update(rows)
             self._numbered[origin.number].origins.add(version)
             return lease
 

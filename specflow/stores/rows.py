@@ -18,12 +18,14 @@ from ..history import (
     format_position,
     parse_position,
 )
+from ..types import Mode
 
 Row = tuple[Any, ...]
 
 # Looking a member up by its value in a dict takes a tenth of the time that calling the enum takes, and `_value_` of a
 # member a tenth of `value`; there are several in every entry.
 _KINDS = {kind.value: kind for kind in EntryKind}
+_MODES = {mode.value: mode for mode in Mode}
 _OPERATIONS = {operation.value.encode(): operation for operation in Operation}
 
 _LENGTH = 4
@@ -46,6 +48,7 @@ def entry_row(run: int, version: int, entry: Entry) -> Row:
         _frame(entry.events),
         entry.at,
         entry.seconds,
+        entry.mode._value_,
     )
 
 
@@ -55,7 +58,7 @@ def entry_of(row: Row, place: str) -> Entry:
     Raises:
         DecodingError: the row is damaged.
     """
-    position, kind, step, arguments, result, error, writes, branch_writes, events, at, seconds = row
+    position, kind, step, arguments, result, error, writes, branch_writes, events, at, seconds, mode = row
     try:
         return Entry(
             position=parse_position(position),
@@ -69,6 +72,7 @@ def entry_of(row: Row, place: str) -> Entry:
             events=tuple(_unframe(events)) if events else (),
             at=at,
             seconds=seconds,
+            mode=_MODES[mode],
         )
     except (ValueError, TypeError, KeyError) as problem:
         raise DecodingError(place, str(problem)) from problem
@@ -107,6 +111,7 @@ def effect_row(run: int, effect: EffectRecord) -> Row:
         effect.tries,
         effect.at,
         _frame_writes(effect.writes),
+        effect.mode._value_,
     )
 
 
@@ -116,7 +121,7 @@ def effect_of(row: Row, place: str) -> EffectRecord:
     Raises:
         DecodingError: the row is damaged.
     """
-    key, position, step, status, arguments, result, error, tries, at, writes = row
+    key, position, step, status, arguments, result, error, tries, at, writes, mode = row
     try:
         return EffectRecord(
             key=key,
@@ -129,6 +134,7 @@ def effect_of(row: Row, place: str) -> EffectRecord:
             tries=tries,
             at=at,
             writes=_unframe_writes(writes),
+            mode=_MODES[mode],
         )
     except (ValueError, TypeError, KeyError) as problem:
         raise DecodingError(place, str(problem)) from problem

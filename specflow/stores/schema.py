@@ -108,6 +108,12 @@ MIGRATIONS: tuple[Migration, ...] = (
         ) WITHOUT ROWID
         """,
     ),
+    (
+        # Version 2. Under which mode a result was accepted. Files of version 1 do not say: what they hold counts as
+        # exact, as it did before.
+        "ALTER TABLE entries ADD COLUMN mode TEXT NOT NULL DEFAULT 'exact'",
+        "ALTER TABLE outbox ADD COLUMN mode TEXT NOT NULL DEFAULT 'exact'",
+    ),
 )
 """Migration ``n`` makes version ``n + 1``. Those that were released are never changed."""
 

@@ -61,25 +61,25 @@ _MOVE_HEAD = """
     UPDATE heads SET head = ?, status = coalesce(?, status), expires_at = ?
     WHERE run = ? AND fence = ? AND owner IS NOT NULL AND head = ?
 """
-_ADD_ENTRY = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD_ENTRY = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _ADD_STATE = "INSERT INTO state VALUES (?, ?, ?, ?, ?, ?)"
 _PUT_EFFECT = """
-    INSERT INTO outbox (run, key, position, step, status, arguments, result, error, tries, at, writes)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO outbox (run, key, position, step, status, arguments, result, error, tries, at, writes, mode)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (run, key) DO UPDATE SET
         position = excluded.position, step = excluded.step, status = excluded.status, arguments = excluded.arguments,
         result = excluded.result, error = excluded.error, tries = excluded.tries,
-        at = excluded.at, writes = excluded.writes
+        at = excluded.at, writes = excluded.writes, mode = excluded.mode
 """
 _ENTRIES = """
-    SELECT position, kind, step, arguments, result, error, writes, branch_writes, events, at, seconds
+    SELECT position, kind, step, arguments, result, error, writes, branch_writes, events, at, seconds, mode
     FROM entries WHERE run = ? AND version > ? AND version <= ? ORDER BY version
 """
 _STATE = """
     SELECT key, operation, data FROM state WHERE run = ? AND version > ? AND version <= ? ORDER BY version, ordinal
 """
 _EFFECTS = """
-    SELECT key, position, step, status, arguments, result, error, tries, at, writes
+    SELECT key, position, step, status, arguments, result, error, tries, at, writes, mode
     FROM outbox WHERE run = ? ORDER BY id
 """
 
@@ -295,7 +295,7 @@ class SQLiteStore:
         return {key: value for key, value in values.items() if value is not None}
 
     def effects(self, run_id: str) -> Sequence[EffectRecord]:
-        """The outbox of a run, in program order; a fork begins with an empty one.
+        """The outbox of a run, in program order; a fork has none of its parent's rows.
 
         Raises:
             UnknownRunError: no such run.
@@ -308,13 +308,18 @@ class SQLiteStore:
         effects = [effect_of(row, f"an effect of run {run_id!r}") for row in rows]
         return tuple(sorted(effects, key=lambda effect: effect.position))
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """A new run whose history begins with the first ``version`` entries of another; no entry is copied.
+
+        Its outbox begins with ``effects``: there is no fork without them, whatever happens.
 
         Raises:
             UnknownRunError: no such run.
             RunExistsError: the new id is taken.
             VersionGoneError: that version does not exist, or was collected.
+            UnsupportedValueError: SQLite cannot hold an effect.
             StoreUnavailableError: the file cannot be used any more.
         """
         with self._transaction(_WRITE) as connection:
@@ -331,7 +336,11 @@ class SQLiteStore:
             ).fetchone()
             origin = stem.holder(version).number
             row = (new_run_id, *fixed, self._clock(), stem.number, version, origin)
-            return self._add(connection, row, RunStatus.RUNNING, owner)
+            lease = self._add(connection, row, RunStatus.RUNNING, owner)
+            if effects:
+                new = connection.execute("SELECT id FROM runs WHERE run_id = ?", (new_run_id,)).fetchone()[0]
+                connection.executemany(_PUT_EFFECT, [effect_row(new, effect) for effect in effects])
+            return lease
 
     def pin(self, run_id: str, version: int) -> None:
         """Keep a version from being collected. Pinning it twice is pinning it once.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import inspect
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ from ..protocols import RunAheadPolicy, Store
 from ..replay import Outcome
 from ..report import RunReport
 from ..runtime import CommittedEvent, Event, RetractedEvent, SpeculativeEvent
-from ..scheduler import Decision, Recovered, Scheduler
+from ..scheduler import Decision, Recovered, Scheduler, confirmed_at_once
+from ..speculation import let_go
 from ..state import State
 from ..stores import MemoryStore
 from ..worlds import Cancel, Finish, Retract, Show, Start, Task, TaskKind, TaskStatus, Wake
@@ -429,6 +431,7 @@ class _Process:
     # ------------------------------------------------------------------------------------------------------ decisions
 
     def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        at_once = confirmed_at_once(decisions)
         for decision in decisions:
             self.decisions += 1
             if decision.commit is not None:
@@ -436,10 +439,13 @@ class _Process:
                 self.committed_at += [self.now] * len(decision.commit.entries)
                 self.commits += 1
                 self._point()
-            self.events.extend(CommittedEvent(decode(data, "an emitted value")) for data in decision.emitted)
+            for data, number in itertools.zip_longest(decision.emitted, decision.numbers):
+                confirmed = None if number in at_once else number
+                self.events.append(CommittedEvent(decode(data, "an emitted value"), confirmed))
         for decision in decisions:
             for action in decision.actions:
-                self._act(action)
+                if not isinstance(action, Show) or action.number not in at_once:
+                    self._act(action)
             if self.settings.watch is not None:
                 self.settings.watch(self.scheduler, decision)
         for execution in self.executions.values():
@@ -485,6 +491,7 @@ class _Process:
         if task.status is TaskStatus.RUNNING:
             self._try(execution)
         else:
+            let_go(task.guesses)
             self._stop(task)  # told to stop before it began
 
     def _try(self, execution: _Running) -> None:
@@ -539,7 +546,10 @@ class _Process:
         execution.span.tries += 1
         try:
             if task.kind is TaskKind.PREDICT:
-                return list(_plain(task.step.predictor.predict(task.call)))  # type: ignore[union-attr,arg-type]
+                guesses: Any = task.guesses
+                if guesses is None:
+                    guesses = task.step.predictor.predict(task.call)  # type: ignore[union-attr,arg-type]
+                return list(_plain(guesses))
             if task.kind is TaskKind.JUDGE:
                 predicted, actual = task.judged.fresh() if task.judged is not None else (None, None)
                 return _plain(task.step.verifier.verify(predicted, actual))

@@ -19,7 +19,7 @@ import pytest
 from specflow.cli import main
 from specflow.cli.output import table
 from specflow.cli.specs import parse_assignments, parse_policy, parse_predictor, parse_predictors
-from specflow.definitions import step, workflow
+from specflow.definitions import given, step, workflow
 from specflow.effects import Effect
 from specflow.errors import InvalidSettingError
 from specflow.graph import Pipeline
@@ -30,6 +30,7 @@ from specflow.recorded import Recording
 from specflow.replay import Context
 from specflow.runtime import run
 from specflow.speculation import Call
+from specflow.state import State
 from specflow.stores import SQLiteStore
 from specflow.testing.virtual import simulate
 
@@ -521,6 +522,39 @@ def test_unknown_effects_are_resolved(tool: Tool, path: str) -> None:
     tool.error("resume", path, two, *words)
     (row,) = tool.json("show", path, two, "--effects")["effects"]
     assert tool.json("resume", path, two, *words, "--not-sent", row["key"])["value"] == "paid 7"
+
+
+def test_what_an_effect_wrote_is_said_with_its_result(tool: Tool, path: str) -> None:
+    """A step that declares a State is not resolved without its changes; --wrote gives them, as values by key."""
+    for number in range(1, 20):
+        store = SQLiteStore(path)
+        simulate(booking, 7, policy=Fixed(0), store=store, run_id=f"run{number}", crash_after=number)
+        effects = store.effects(f"run{number}")
+        store.close()
+        if effects:
+            break
+    words = ("resume", path, f"run{number}", "--program", f"{HERE}:booking", "--take-over")
+    tool.error(*words)
+    key = effects[0].key
+    assert "writes={}" in tool.error(*words, "--sent", f'{key}="by hand"')
+    for wrong in ("x={}", f"{key}=7", key):
+        assert "--wrote" in tool.error(*words, "--sent", f'{key}="by hand"', "--wrote", wrong)
+    assert "once for a key" in tool.error(*words, "--not-sent", key, "--wrote", f"{key}={{}}")
+    found = tool.json(*words, "--sent", f'{key}="by hand"', "--wrote", f'{key}={{"paid": 7}}')
+    assert found["value"] == ["by hand", 7]
+
+
+@step
+async def book(amount: int, state: State = given) -> str:
+    """Cannot be repeated, and writes the state."""
+    state["paid"] = amount
+    return f"booked {amount}"
+
+
+@workflow
+async def booking(ctx: Context, amount: int) -> Any:
+    """One effect."""
+    return [await ctx.call(book, amount), ctx.state.get("paid")]
 
 
 @step

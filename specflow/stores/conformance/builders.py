@@ -27,10 +27,14 @@ from ...history import (
     Write,
 )
 from ...protocols import Store
+from ...types import Mode
 from ..leases import this_owner
 
 ALICE, BOB = "alice, of another machine", "bob, of another machine"
 """Owners about whom nothing can be found out: their leases hold until they expire."""
+
+
+_MODES = tuple(Mode)
 
 
 def make_record(run_id: str = "run", *, program: str = "module:program", created_at: float = 1.0) -> RunRecord:
@@ -51,6 +55,7 @@ def make_entry(number: int, *writes: Write) -> Entry:
         events=(encode(f"event {number}"),),
         at=1000.0 + number,
         seconds=0.25,
+        mode=_MODES[number % len(_MODES)],
     )
 
 

@@ -16,6 +16,7 @@ from ...codec import encode
 from ...errors import RunBusyError, RunExistsError, StaleOwnerError, VersionConflictError, VersionGoneError
 from ...history import Commit, EffectRecord, EffectStatus, Entry, Lease, Operation, RunRecord, RunStatus, Write
 from ...protocols import Store
+from ...types import Mode
 from ..retention import FINISHED
 from .builders import ALICE, BOB, end_entry, make_entry, make_record, values_of
 
@@ -88,6 +89,7 @@ _EFFECTS = st.lists(
         tries=st.integers(0, 3),
         at=st.floats(0.0, 1e10),
         writes=st.lists(_CHANGE.map(_write), max_size=2).map(tuple),
+        mode=st.sampled_from(Mode),
     ),
     max_size=2,
 )
@@ -261,15 +263,15 @@ class RandomLife(RuleBasedStateMachine):
             run.lease, run.record = lease, replace(run.record, owner=owner)
 
     @precondition(lambda self: len(self._model) < 6)
-    @rule(target=runs, run_id=runs, where=st.integers(0, 99), owner=_OWNERS)
-    def fork(self, run_id: str, where: int, owner: str) -> str:
-        """Somebody forks a run at any version; where a collect was, this may be refused."""
+    @rule(target=runs, run_id=runs, where=st.integers(0, 99), owner=_OWNERS, effects=_EFFECTS)
+    def fork(self, run_id: str, where: int, owner: str, effects: list[EffectRecord]) -> str:
+        """Somebody forks a run at any version, with effects to take over; where a collect was, this may be refused."""
         parent = self._model[run_id]
         version = where % (parent.head + 1)
         new = f"run {self._next()}"
         certain = parent.has_state(version) and parent.has_entries(0, version)
         try:
-            lease = self._store.fork(run_id, version, new, owner)
+            lease = self._store.fork(run_id, version, new, owner, tuple(effects))
         except VersionGoneError:
             assert not certain
             return run_id
@@ -288,6 +290,7 @@ class RandomLife(RuleBasedStateMachine):
             lease=lease,
             history=parent.history[:version],
             states=parent.states[: version + 1],
+            effects={effect.key: effect for effect in effects},
             parent=parent,
             base=version,
         )

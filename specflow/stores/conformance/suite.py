@@ -34,6 +34,7 @@ from ...history import (
     Write,
 )
 from ...protocols import Store
+from ...types import Mode
 from ..leases import is_alive, this_owner
 from .builders import (
     ALICE,
@@ -352,7 +353,9 @@ class StoreConformance(ABC):
                 branch_writes=(append("b", 1), union("c", {1}), add("d", 1)),
                 at=1.7e9 + 1e-6,
                 seconds=123.456,
+                mode=Mode.DISTRIBUTION,
             ),
+            Entry((15,), EntryKind.CALL, "a lossy step", b"", b"", None, mode=Mode.LOSSY),
             Entry((), EntryKind.END, "program", b"x" * 100_000, b"y" * 100_000, None),
         )
         store.commit(lease, Commit(0, entries))
@@ -484,7 +487,7 @@ class StoreConformance(ABC):
         store.commit(lease, Commit(1, effects=(undo,)))
         assert list(store.effects("run")) == [sent, undo]
         for change in (
-            replace(sent, status=EffectStatus.ACKED, result=b"", tries=2),
+            replace(sent, status=EffectStatus.ACKED, result=b"", tries=2, mode=Mode.LOSSY),
             replace(sent, status=EffectStatus.COMPENSATION_FAILED, result=b"result", error=b"error", tries=3),
             replace(sent, status=EffectStatus.UNKNOWN, at=0.1 + 0.2, writes=(put("k", 1), delete(""), append("k", 2))),
         ):
@@ -522,6 +525,36 @@ class StoreConformance(ABC):
         assert list(store.entries("fork")) == [*inherited, *theirs]
         assert values_of(store, "fork") == base | {"l": [*base["l"], "fork"], "x": "fork", "n": base["n"] + 100}
         assert values_of(store, "fork", 2) == base
+
+    def test_a_fork_begins_with_the_effects_it_takes_over(self, store: Store) -> None:
+        """The rows that are given with a fork are its outbox, and nobody else's; commits go on from them."""
+        filled(store)
+        parent = everything(store, "run")
+        taken = (
+            replace(make_effect("f", (3,)), status=EffectStatus.ACKED, result=b"", mode=Mode.LOSSY),
+            replace(make_effect("a", (2, 1), tries=2), writes=(put("x", 1),), at=0.1 + 0.2),
+        )
+        lease = store.fork("run", 2, "fork", BOB, taken)
+        assert list(store.effects("fork")) == [taken[1], taken[0]]
+        assert everything(store, "run") == parent
+        changed = replace(taken[0], status=EffectStatus.COMPENSATED)
+        assert store.commit(lease, Commit(2, (make_entry(3),), (changed, make_effect("g", (4,))))) == 3
+        assert list(store.effects("fork")) == [taken[1], changed, make_effect("g", (4,))]
+        store.fork("fork", 3, "fork of fork", ALICE)
+        assert list(store.effects("fork of fork")) == []
+
+    def test_a_fork_that_fails_midway_is_not_there(self, store: Store) -> None:
+        """When its effects cannot be read to their end there is no fork: its id is free, and its parent untouched."""
+        filled(store)
+        parent = everything(store, "run")
+        with pytest.raises(Exception, match=Breaking.MESSAGE):
+            store.fork("run", 2, "fork", BOB, Breaking((make_effect("f", (3,)),)))
+        assert [record.run_id for record in store.list_runs()] == ["run"]
+        with pytest.raises(UnknownRunError):
+            store.get_run("fork")
+        assert everything(store, "run") == parent
+        store.fork("run", 1, "fork", BOB)
+        assert (list(store.effects("fork")), store.get_run("fork").head) == ([], 1)
 
     def test_the_status_of_a_fork_is_its_own(self, store: Store) -> None:
         """The fork of a finished run is a running one."""

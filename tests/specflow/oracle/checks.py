@@ -17,7 +17,7 @@ from specflow.history import Entry, EntryKind, Position
 from specflow.policies import Fixed, Threshold
 from specflow.protocols import Predictor, RunAheadPolicy
 from specflow.replay import CallRequest
-from specflow.runtime import CommittedEvent, Event, RetractedEvent, SpeculativeEvent
+from specflow.runtime import Event, RetractedEvent, SpeculativeEvent
 from specflow.scheduler import Decision, Scheduler
 from specflow.speculation import Budget
 from specflow.testing.serial import SerialRun, run_serial
@@ -287,10 +287,11 @@ def problems(
 
 
 def stream_problems(events: Sequence[Event]) -> list[str]:
-    """Speculative events are either retracted, once, or happen."""
+    """Speculative events are either retracted, once, or happen, and the committed event says which one it was."""
     shown: dict[int, bytes] = {}
     found: list[str] = []
     retracted: set[int] = set()
+    confirmed: set[int] = set()
     for event in events:
         if isinstance(event, SpeculativeEvent):
             if event.number in shown:
@@ -300,10 +301,14 @@ def stream_problems(events: Sequence[Event]) -> list[str]:
             if event.number not in shown or event.number in retracted:
                 found.append(f"stream: event {event.number} was retracted, but not shown, or retracted before")
             retracted.add(event.number)
-    left = Counter(data for number, data in shown.items() if number not in retracted)
-    committed = Counter(encode(event.value) for event in events if isinstance(event, CommittedEvent))
-    lost = left - committed
-    return found + [f"stream: {data!r} was shown, never retracted and never committed" for data in lost]
+        elif event.number is not None:
+            if event.number in retracted or event.number in confirmed:
+                found.append(f"stream: event {event.number} happened twice, or although it was retracted")
+            if shown.get(event.number) != encode(event.value):
+                found.append(f"stream: event {event.number} is not what was shown under its number")
+            confirmed.add(event.number)
+    lost = shown.keys() - retracted - confirmed
+    return found + [f"stream: {shown[number]!r} was shown, never retracted and never committed" for number in lost]
 
 
 def effect_problems(

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from specflow.errors import InvalidSettingError
 from specflow.predictors import ByArguments, Constant, FirstOf, Fn, LastValue, Majority, Markov, Tournament
-from specflow.speculation import Call, Prediction
+from specflow.speculation import Call, Prediction, let_go
 from tests.specflow.predictors.support import Run, ask, best, hit_rate
 
 
@@ -73,6 +73,49 @@ async def test_those_after_an_async_one_are_asked_when_it_passes(kind: Callable[
     nested = kind(kind(Fn(lambda: None), Waits(None)), Constant(9))
     assert [guess.value for guess in await nested.predict(Run().call("step"))] == [9]
     assert not inspect.iscoroutinefunction(kind(Constant(7), Fn(lambda: None)).predict)
+
+
+class Later(Waits):
+    """The same, but a plain method returns what has to be awaited: that is not known before it was asked."""
+
+    @property
+    def begun(self) -> int:
+        """How often it was awaited."""
+        return self.asked
+
+    def predict(self, call: Call) -> Any:
+        """Something to await."""
+        return super().predict(call)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [FirstOf, Tournament])
+async def test_one_that_turns_out_to_wait_is_awaited(kind: Callable[..., Any]) -> None:
+    """Those after it are asked when it passes, and from then on it is known that the whole has to be awaited."""
+    for value, last, expected in ((6, Constant(7), 6), (None, Constant(7), 7), (None, Waits(8), 8)):
+        predictor = kind(Fn(lambda: None), Later(value), last)
+        assert [guess.value for guess in await predictor.predict(Run().call("step"))] == [expected]
+        assert inspect.iscoroutinefunction(predictor.predict)
+        assert [guess.value for guess in await predictor.predict(Run().call("step"))] == [expected]
+    let_go(kind(Later(1)).predict(Run().call("step")))  # nothing is left that was never awaited
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("value", "winner"), [("right", "Later"), ("wrong", "Constant")])
+async def test_one_that_turns_out_to_wait_competes(value: str, winner: str) -> None:
+    """Found out when the first result is scored, it is tried a few times, and chosen while it is the better one."""
+    member = Later(value)
+    predictor, run = Tournament(Constant("stale", confidence=0.5), member, trials=4), Run()
+    for turn in range(30):
+        call = run.call("step", turn)
+        guesses: Any = predictor.predict(call)
+        if inspect.isawaitable(guesses):
+            await guesses
+        run.commit(predictor, call, "right" if value == "right" or turn % 2 else "stale")
+    (guess,) = await answered(predictor, run.call("step", 99))
+    assert guess.source == winner
+    assert member.told == [told for _, told in run.trail]
+    assert member.begun == (30 if winner == "Later" else 4)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -148,14 +148,15 @@ async def book(value: int, attempt: Attempt) -> str:
 async def was_reserved(key: str, item: str) -> Sent | NotSent:
     """Find out after a crash."""
     LIFE.point("start of probe")
-    return Sent(f"reserved {item}") if LIFE.was_received(key) else NotSent()
+    return Sent(f"reserved {item}", writes={"reserved": item}) if LIFE.was_received(key) else NotSent()
 
 
 @step(probe=was_reserved)
 async def reserve(item: str, attempt: Attempt, state: State) -> str:
-    """Irreversible, with a probe."""
+    """Irreversible, with a probe, and writes the state."""
     LIFE.point("start of effect")
     LIFE.receive("reserve", attempt.idempotency_key, item)
+    state["reserved"] = item
     return f"reserved {item}"
 
 

@@ -417,7 +417,7 @@ async def test_a_delivery_that_fails_is_reported_and_the_rest_goes_out() -> None
     store = MemoryStore()
     world = World()
 
-    @step(effect=Effect.BUFFERED, resource="mail", retry=Retry(attempts=2, wait=0.0))
+    @step(effect=Effect.BUFFERED, resource="mail", idempotent=True, retry=Retry(attempts=2, wait=0.0))
     async def send(text: str) -> None:
         world.see(text)
         if text == "bad":

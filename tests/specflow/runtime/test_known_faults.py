@@ -304,7 +304,7 @@ async def test_a_branch_that_fails_first_and_is_tried_again_does_not_repeat_its_
     """The same with a retry instead of a crash (agent-framework #2075)."""
     calls: Counter[int] = Counter()
 
-    @step(retry=Retry(attempts=2, wait=0.0))
+    @step(retry=Retry(attempts=2, wait=0.0, on=(ConnectionError,), not_sent=True))
     async def work(index: int) -> int:
         calls[index] += 1
         if index == 1 and calls[index] == 1:

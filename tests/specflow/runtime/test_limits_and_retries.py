@@ -465,7 +465,7 @@ async def test_a_result_that_cannot_be_stored_does_not_repeat_the_effect() -> No
     world = World()
     store = MemoryStore()
 
-    @step(retry=Retry(attempts=3, wait=0.0))
+    @step(effect=Effect.IDEMPOTENT, retry=Retry(attempts=3, wait=0.0))
     async def pay() -> object:
         world.see("paid")
         return object()
@@ -491,7 +491,7 @@ async def test_a_retried_step_keeps_its_effect_row() -> None:
     statuses: list[EffectStatus] = []
     keys: set[str] = set()
 
-    @step(retry=Retry(attempts=3, wait=60.0))
+    @step(retry=Retry(attempts=3, wait=60.0, on=(ConnectionError,), not_sent=True))
     async def pay(attempt: Attempt) -> None:
         statuses.append(row_of(store, "r", "pay").status)
         keys.add(attempt.idempotency_key)

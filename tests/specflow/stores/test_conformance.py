@@ -27,6 +27,7 @@ from specflow.stores import MemoryStore, SQLiteStore
 from specflow.stores.conformance import StoreConformance
 from specflow.stores.lineage import Stem
 from specflow.testing import ManualClock
+from specflow.types import Mode
 
 MUTANTS: list[tuple[type[MemoryStore], str]] = []
 
@@ -489,6 +490,26 @@ class ForgetsPendingWrites(Base):
         )
 
 
+@caught_by("entries_come_back_exactly", "random_lives_match_the_model")
+class ForgetsModes(Base):
+    """Takes every result for an exact one."""
+
+    def commit(self, lease: Lease, commit: Commit) -> int:
+        """Leave the modes of entries out."""
+        exact = tuple(replace(entry, mode=Mode.EXACT) for entry in commit.entries)
+        return super().commit(lease, replace(commit, entries=exact))
+
+
+@caught_by("an_effect_is_updated_by_key", "random_lives_match_the_model")
+class ForgetsModesOfEffects(Base):
+    """Takes every recorded result for an exact one."""
+
+    def commit(self, lease: Lease, commit: Commit) -> int:
+        """Leave the modes of effects out."""
+        exact = tuple(replace(effect, mode=Mode.EXACT) for effect in commit.effects)
+        return super().commit(lease, replace(commit, effects=exact))
+
+
 # -------------------------------------------------------------------------------------------------------------- forks
 
 
@@ -496,9 +517,11 @@ class ForgetsPendingWrites(Base):
 class ForksInheritEffects(Base):
     """Copies the outbox, so that effects are sent twice."""
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """Copy it."""
-        lease = super().fork(run_id, version, new_run_id, owner)
+        lease = super().fork(run_id, version, new_run_id, owner, effects)
         self._run(new_run_id).effects.update(self._run(run_id).effects)
         return lease
 
@@ -517,13 +540,39 @@ class ForksWriteThrough(Base):
         return head
 
 
+@caught_by("a_fork_begins_with_the_effects_it_takes_over", "random_lives_match_the_model")
+class ForksForgetEffects(Base):
+    """Begins every fork with an empty outbox."""
+
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
+        """Leave them out."""
+        return super().fork(run_id, version, new_run_id, owner)
+
+
+@caught_by("a_fork_that_fails_midway_is_not_there")
+class ForksInTwoSteps(Base):
+    """Makes the fork, then gives it its effects: what dies between leaves a fork that would send them again."""
+
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
+        """Two transactions where there must be one."""
+        lease = super().fork(run_id, version, new_run_id, owner)
+        self.commit(lease, Commit(version, effects=tuple(effects)))
+        return lease
+
+
 @caught_by("the_status_of_a_fork_is_its_own")
 class ForksInheritStatus(Base):
     """Forks a failed run into a failed one."""
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """Copy the status."""
-        lease = super().fork(run_id, version, new_run_id, owner)
+        lease = super().fork(run_id, version, new_run_id, owner, effects)
         self._run(new_run_id).status = self._run(run_id).status
         return lease
 
@@ -532,9 +581,11 @@ class ForksInheritStatus(Base):
 class ForgetsGrandparents(Base):
     """Looks for inherited entries in the parent alone."""
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """Cut the line after the parent."""
-        lease = super().fork(run_id, version, new_run_id, owner)
+        lease = super().fork(run_id, version, new_run_id, owner, effects)
         run = self._run(new_run_id)
         if run.stem.origin is not None:
             run.stem = Stem(run.stem.number, run.stem.base, Stem(run.stem.origin.number, run.stem.origin.base))
@@ -545,21 +596,25 @@ class ForgetsGrandparents(Base):
 class ForksOverwrite(Base):
     """Forks into a run that is there."""
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """Make room first."""
         if new_run_id != run_id:
             self._runs.pop(new_run_id, None)
-        return super().fork(run_id, version, new_run_id, owner)
+        return super().fork(run_id, version, new_run_id, owner, effects)
 
 
 @caught_by("a_fork_needs_no_lease_of_its_parent")
 class ForksTakeTheParent(Base):
     """Takes the parent's lease to fork it."""
 
-    def fork(self, run_id: str, version: int, new_run_id: str, owner: str) -> Lease:
+    def fork(
+        self, run_id: str, version: int, new_run_id: str, owner: str, effects: Sequence[EffectRecord] = ()
+    ) -> Lease:
         """Take over first."""
         self.acquire(run_id, owner, take_over=True)
-        return super().fork(run_id, version, new_run_id, owner)
+        return super().fork(run_id, version, new_run_id, owner, effects)
 
 
 # --------------------------------------------------------------------------------------------------------- collecting

@@ -181,6 +181,33 @@ def test_death_while_collecting_drops_nothing(label: str, count: int, path: Path
         assert store.state("run") == states[12]
 
 
+@pytest.mark.parametrize(
+    ("label", "count"),
+    [
+        ("INSERT INTO runs", 1),
+        ("INSERT INTO heads", 1),
+        ("INSERT INTO outbox", 1),
+        ("INSERT INTO outbox", 2),
+        ("COMMIT", 1),
+    ],
+)
+def test_death_while_forking_leaves_no_half_fork(label: str, count: int, path: Path) -> None:
+    """A process killed at any statement of a fork leaves none: never one that lacks the effects it takes over."""
+    with closing(SQLiteStore(path)) as store:
+        lease = store.create(RUN, this_owner())
+        for commit in commits_to(3):
+            store.commit(lease, commit)
+        store.release(lease)
+    said, code = run_worker(path, "fork-run", label, count)
+    assert (said, code) == ([], -signal.SIGKILL)
+    assert assert_prefix(path) == 3
+    with closing(SQLiteStore(path)) as store:
+        assert [run.run_id for run in store.list_runs()] == ["run"]
+    assert run_worker(path, "fork-run", "never", 1) == ([], 0)
+    with closing(SQLiteStore(path)) as store:
+        assert list(store.effects("fork")) == [effect(7), effect(8)]
+
+
 # ---------------------------------------------------------------------------------------------------------- torn files
 
 

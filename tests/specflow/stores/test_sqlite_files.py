@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from specflow.errors import StoreUnavailableError, StoreVersionError
 from specflow.history import Commit
 from specflow.stores import SQLiteStore, this_owner
 from specflow.stores.schema import APPLICATION_ID, MIGRATIONS, Migration, migrate
+from specflow.types import Mode
 from tests.specflow.stores.worker import RUN, effect, entry
 
 
@@ -134,6 +136,34 @@ def test_an_older_file_is_migrated(path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM entries").fetchone() == (1,)
     with pytest.raises(StoreVersionError):
         SQLiteStore(path)
+
+
+def test_a_file_of_version_1_is_read_on(path: Path) -> None:
+    """A run that version 1 began, without modes, counts as exact and goes on; what is new has its mode."""
+    with closing(connect(path)) as connection:
+        migrate(connection, str(path), MIGRATIONS[:1])
+        connection.execute("PRAGMA journal_mode = WAL")
+        for statement in VERSION_1:
+            connection.execute(statement)
+    with closing(SQLiteStore(path)) as store:
+        assert [(made.step, made.mode) for made in store.entries("run")] == [("step 1", Mode.EXACT)]
+        assert [(made.key, made.mode) for made in store.effects("run")] == [("key 1", Mode.EXACT)]
+        lease = store.acquire("run", this_owner())
+        lossy, sent = replace(entry(2), mode=Mode.LOSSY), replace(effect(2), mode=Mode.DISTRIBUTION)
+        assert store.commit(lease, Commit(1, (lossy,), (sent,))) == 2
+    with closing(SQLiteStore(path)) as store:
+        assert store.entries("run")[1] == lossy
+        assert store.effects("run")[1] == sent
+    assert raw(path, "PRAGMA user_version") == len(MIGRATIONS)
+
+
+VERSION_1 = (
+    "INSERT INTO runs VALUES (1, 'run', 'module:program', 'fingerprint', x'', 1.0, NULL, 0, NULL)",
+    "INSERT INTO heads VALUES (1, 1, 'running', NULL, 1, 0.0, 0)",
+    "INSERT INTO entries VALUES (1, 1, '1', 'call', 'step 1', x'', x'31', NULL, x'', x'', x'', 1.0, 0.5)",
+    "INSERT INTO outbox VALUES (1, 1, 'key 1', '1', 'send', 'acked', x'', x'31', NULL, 1, 1.0, x'')",
+)
+"""A run of one entry and one effect, as version 1 of the schema wrote them."""
 
 
 def test_a_new_file_gets_all_migrations(path: Path) -> None:

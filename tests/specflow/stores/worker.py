@@ -7,6 +7,7 @@ Commands, after the path of the file:
 * ``write-in-two-steps LABEL COUNT``: the same with a store that is broken.
 * ``pause HEAD``: write up to a head, wait for a line, and say "stale" if the next commit is refused for that reason.
 * ``collect LABEL COUNT``: collect the run, and die likewise.
+* ``fork-run LABEL COUNT``: fork the run with two effects that the fork takes over, and die likewise.
 * ``race NAME GOAL FENCE``: wait for a line, then commit with a lease that others have too until the head is at GOAL.
 * ``fight NAME GOAL``: wait for a line, then do so with leases that are taken over from whoever has them.
 * ``fork``: use a store on both sides of a fork.
@@ -136,6 +137,15 @@ def collect(path: Path, label: str, count: int) -> None:
     store.close()
 
 
+def fork_run(path: Path, label: str, count: int) -> None:
+    """Fork the run until death."""
+    store = SQLiteStore(path)
+    assert store._connection is not None
+    store._connection.set_trace_callback(Trap(label, count))
+    store.fork("run", 2, "fork", this_owner(), (effect(7), effect(8)))
+    store.close()
+
+
 def race(path: Path, name: str, goal: int, fence: int) -> None:
     """Commit with everybody's lease."""
     store = SQLiteStore(path)
@@ -193,6 +203,8 @@ def main(path: Path, command: str, *arguments: str) -> None:
         pause(path, int(arguments[0]))
     elif command == "collect":
         collect(path, arguments[0], int(arguments[1]))
+    elif command == "fork-run":
+        fork_run(path, arguments[0], int(arguments[1]))
     elif command == "race":
         race(path, arguments[0], int(arguments[1]), int(arguments[2]))
     elif command == "fight":
