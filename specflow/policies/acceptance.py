@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _PRIOR_RATIO = 0.8
 """Accepted items per claimed one before anything was seen: drafters without estimates claim certainty."""
@@ -15,7 +15,7 @@ _WORKING_RATIO = 0.5
 """Where at least this much of what is claimed is accepted, one more acceptance is no surprise."""
 _CHAIN_MEMORY = 16.0
 _POOL_MEMORY = 32.0
-"""Claims after which an observation has faded to 1/e."""
+"""Claims after which an observation has faded to 1/e, unless asked for otherwise."""
 
 
 class Profile:
@@ -52,12 +52,16 @@ class Calibration:
 
     Args:
         size: number of draft positions.
+        memory: claims after which an observation of one profile has faded to 1/e.
+        pool_memory: the same for what is pooled over all profiles.
     """
 
-    __slots__ = ("_claimed", "_tried", "pool")
+    __slots__ = ("_claimed", "_memory", "_pool_memory", "_tried", "pool")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, memory: float = _CHAIN_MEMORY, pool_memory: float = _POOL_MEMORY) -> None:
         self.pool = Profile(size)
+        self._memory = memory
+        self._pool_memory = pool_memory
         self._claimed: list[float] | None = None
         self._tried: list[float] | None = None
 
@@ -66,6 +70,7 @@ class Calibration:
         # Written out for speed: this runs for every chain in every round, once per item tried.
         own_accepted, own_claims, own_trials = profile.accepted, profile.claims, profile.trials
         all_accepted, all_claims, all_trials = self.pool.accepted, self.pool.claims, self.pool.trials
+        memory, pool_memory = self._memory, self._pool_memory
         claim = before = 1.0
         for position in range(accepted + 1 if accepted < admitted else admitted):
             if survival is not None:
@@ -73,11 +78,11 @@ class Calibration:
                 claim = 1.0 if estimate >= before else estimate / before if estimate > 0.0 else 0.0
                 before = estimate
             hit = 1.0 if position < accepted else 0.0
-            keep = 1.0 - claim / _CHAIN_MEMORY
+            keep = 1.0 - claim / memory
             own_accepted[position] = own_accepted[position] * keep + hit
             own_claims[position] = own_claims[position] * keep + claim
             own_trials[position] = own_trials[position] * keep + 1.0
-            keep = 1.0 - claim / _POOL_MEMORY
+            keep = 1.0 - claim / pool_memory
             all_accepted[position] = all_accepted[position] * keep + hit
             all_claims[position] = all_claims[position] * keep + claim
             all_trials[position] = all_trials[position] * keep + 1.0
@@ -92,6 +97,12 @@ class Calibration:
             heaviest = max(self.pool.claims)
             if heaviest > 1.0:
                 self.pool.scale(1.0 / heaviest)
+        self._claimed = self._tried = None
+
+    def fade(self, factor: float, profiles: Iterable[Profile]) -> None:
+        """Weaken all that is known, of these profiles and of the pool, to ``factor`` of its weight."""
+        for profile in (self.pool, *profiles):
+            profile.scale(factor)
         self._claimed = self._tried = None
 
     def ratio(self, profile: Profile, position: int) -> float:
