@@ -336,7 +336,8 @@ class Scheduler:
             self._look_ahead()
             if self._parked:
                 self._start_parked()
-            if not self._ready:
+            # A parked call may have been answered by the result of an equal one, and a guess been confirmed by that.
+            if not self._ready and not self._deeper:
                 return
 
     def _look_ahead(self) -> None:

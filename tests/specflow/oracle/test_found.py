@@ -113,6 +113,19 @@ FOUND: dict[str, Example] = {
         [0, 0, 0, 0],
         Case(("adversary",), ahead=True),
     ),
+    "a parked call was answered at once, which confirmed a guess, and nobody committed it": Example(
+        (
+            ("call", "post", 0, 0),
+            ("call", "post", 0, 0),
+            ("call", "write", 0, 0),
+            ("call", "post", 0, 0),
+            ("call", "post", 0, 0),
+            ("call", "write", 0, 0),
+            ("call", "hold", 0, 0),
+        ),
+        [0, 0, 0, 0],
+        Case(("oracle", "oracle"), depth=3, ahead=True, seed=6),
+    ),
 }
 """What was wrong, and how it shows."""
 
