@@ -18,6 +18,9 @@ probabilities, ``block`` where the drafter gives the probabilities it sampled fr
 
 VERIFICATIONS: tuple[Verification, ...] = ("auto", "token", "block", "one_hot", "coupled")
 
+POLICIES = ("adaptive", "fixed", "cost_scheduled", "pid")
+"""Policies that go by a name."""
+
 
 def _require(
     ok: bool,  # noqa: FBT001 - the condition is what is required
@@ -192,13 +195,16 @@ class Speculation:
     """
 
     drafter: Any = "ngram"
-    """None, a name (``"ngram"``), the path or id of a smaller model, a loaded ``PreTrainedModel``, or any object that
-    implements :class:`specflow_llm.drafters.Drafter`."""
+    """None, a name (``"ngram"``), the folder of a trained drafter, the path or id of a smaller model, several of these
+    joined by ``+`` (``"ngram+my-drafter"`` takes the more promising draft each time; the cheapest comes first), a
+    loaded ``PreTrainedModel``, or any object that implements :class:`specflow_llm.drafters.Drafter`."""
     max_draft_tokens: int = 8
     """Most tokens drafted per request and round; 0 is plain decoding."""
     policy: Any = "adaptive"
-    """``"adaptive"`` (chooses lengths by measured cost and live acceptance, zero included), ``"fixed"``, or any
-    object that implements :class:`specflow.protocols.Policy`."""
+    """``"adaptive"`` (chooses lengths by measured cost and live acceptance, zero included), ``"fixed"``,
+    ``"cost_scheduled"`` (times rounds when the model is loaded, then executes what pays by the drafter's confidence),
+    ``"pid"`` (steers by acceptance and latency), or any object that implements
+    :class:`specflow.protocols.Policy`."""
     verification: Verification = "auto"
     """Acceptance rule for sampled requests."""
 
@@ -208,8 +214,8 @@ class Speculation:
             _is_int(self.max_draft_tokens) and 0 <= self.max_draft_tokens <= 256,
             "max_draft_tokens", self.max_draft_tokens, "an integer in [0, 256]",
         )  # fmt: skip
-        known = isinstance(self.policy, str) and self.policy in {"adaptive", "fixed"}
+        known = isinstance(self.policy, str) and self.policy in POLICIES
         own = all(callable(getattr(self.policy, method, None)) for method in ("limits", "admit", "observe"))
         own = own and not isinstance(self.policy, type)  # a class has the methods of its instances
-        _require(known or own, "policy", self.policy, "'adaptive', 'fixed' or a Policy object")
+        _require(known or own, "policy", self.policy, f"{', '.join(map(repr, POLICIES))} or a Policy object")
         _require(self.verification in VERIFICATIONS, "verification", self.verification, f"one of {VERIFICATIONS}")

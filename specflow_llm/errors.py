@@ -9,7 +9,10 @@
     │   ├── ContextLengthError       prompt (plus requested tokens) does not fit the model
     │   ├── ModelNotFoundError       no such path, hub id or built-in model
     │   ├── UnsupportedModelError    this architecture cannot be decoded exactly here, and why
-    │   └── DrafterError             this drafter cannot serve this target, and why
+    │   ├── DataFileError            a file of measurements (recorded rounds, costs) cannot be used, and why
+    │   ├── DrafterError             this drafter cannot serve this target, and why
+    │   ├── CheckpointError          a drafter's checkpoint cannot be used as it is, and why
+    │   └── TrainingError            training cannot start or go on, and why
     └── MisuseError (RuntimeError)
         ├── EngineBusyError          step() was called while a step was running: from a callback, or another thread
         └── SlotError                a slot cache row was used in a way that would corrupt it
@@ -71,6 +74,35 @@ class DrafterError(DefinitionError):
         self.reason = reason
         self.remedy = remedy
         super().__init__(f"drafter {drafter}: {reason}; {remedy}")
+
+
+class CheckpointError(DefinitionError):
+    """A drafter's checkpoint cannot be used as it is."""
+
+    def __init__(self, path: object, reason: str, remedy: str) -> None:
+        self.path = str(path)
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"drafter checkpoint {self.path}: {reason}; {remedy}")
+
+
+class DataFileError(DefinitionError):
+    """A file of measurements cannot be used as it is."""
+
+    def __init__(self, path: object, reason: str, remedy: str) -> None:
+        self.path = str(path)
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"{self.path}: {reason}; {remedy}")
+
+
+class TrainingError(DefinitionError):
+    """Training cannot start or go on."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"cannot train: {reason}; {remedy}")
 
 
 class EngineBusyError(MisuseError):

@@ -13,18 +13,19 @@ import torch
 from transformers import PreTrainedModel
 
 from specflow.errors import InvalidSettingError
-from specflow.policies import Adaptive, Fixed
+from specflow.policies import PID, Adaptive, CostScheduled, Estimated, Fixed
 from specflow.protocols import Observer, Policy
 
 from .architecture import inspect_model
 from .config import SamplingParams, Speculation
-from .drafters import TargetFacts, build_drafter
+from .drafters import Drafter, TargetFacts, build_drafter
 from .drafters.base import RowId
 from .engine import Completion, Engine, EngineConfig, Update
 from .errors import PromptError
 from .hub import DEMO_MODEL, load_model
+from .profile import measure_round_costs
 from .selfcheck import build_target
-from .target import DEFAULT_PREFILL_CHUNK
+from .target import DEFAULT_PREFILL_CHUNK, Target
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -120,9 +121,15 @@ class LLM:
         self.packed_layers = loaded.packed_layers
         architecture = inspect_model(loaded.model)
         self._speculation = speculation
-        self._policy = _build_policy(speculation)
         self._inbox: dict[RowId, list[Update]] = {}
-        facts = TargetFacts(architecture.vocab_size, loaded.tokenizer, loaded.model.dtype, loaded.model.device)
+        facts = TargetFacts(
+            architecture.vocab_size,
+            loaded.tokenizer,
+            loaded.model.dtype,
+            loaded.model.device,
+            model=loaded.model,
+            name=loaded.name,
+        )
         drafter = build_drafter(None if speculation is None else speculation.drafter, facts)
         target = build_target(
             loaded.model,
@@ -131,6 +138,7 @@ class LLM:
             check=check_model,
             prefill_chunk=prefill_chunk,
         )
+        self._policy = _build_policy(speculation, target, drafter, max_batch_size, notify)
         self.engine = Engine(
             target,
             drafter,
@@ -335,12 +343,25 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-def _build_policy(speculation: Speculation | None) -> Policy:
-    if speculation is None or speculation.drafter is None or speculation.max_draft_tokens == 0:
+def _build_policy(
+    speculation: Speculation | None,
+    target: Target,
+    drafter: Drafter | None,
+    max_batch_size: int,
+    notify: Callable[[str], None],
+) -> Policy:
+    if speculation is None or drafter is None or speculation.max_draft_tokens == 0:
         return Fixed(0)
+    longest = speculation.max_draft_tokens
     if speculation.policy == "fixed":
-        return Fixed(speculation.max_draft_tokens)
+        return Fixed(longest)
     if speculation.policy == "adaptive":
-        return Adaptive(speculation.max_draft_tokens)
+        return Adaptive(longest)
+    if speculation.policy == "pid":
+        return PID(longest)
+    if speculation.policy == "cost_scheduled":
+        costs = measure_round_costs(target, drafter, longest, max_batch_size, notify=notify)
+        # Estimates are corrected by what is accepted: a drafter may have none, or may not be calibrated.
+        return Estimated(CostScheduled(longest, costs), longest)
     policy: Policy = speculation.policy
     return policy

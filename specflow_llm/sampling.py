@@ -97,7 +97,12 @@ def _signed32(word: int) -> int:
 
 
 def gumbel_rows(
-    seed: int, positions: Sequence[int], vocab_size: int, device: torch.device, stream: int = TARGET
+    seed: int,
+    positions: Sequence[int],
+    vocab_size: int,
+    device: torch.device,
+    stream: int = TARGET,
+    ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Standard Gumbel noise for several positions at once.
 
@@ -114,16 +119,18 @@ def gumbel_rows(
         vocab_size: ``V``.
         device: where the noise is needed.
         stream: what it is used for.
+        ids: compute the entries of these ids only, in this order; the same numbers as in a whole row.
 
     Returns:
-        [T, V] fp32 in about [-2.9, 21.5].
+        [T, V] (or [T, number of ids]) fp32 in about [-2.9, 21.5].
     """
     keys = [key64(seed, position, stream) for position in positions]
     low = [[_signed32(key & 0xFFFFFFFF)] for key in keys]
     high = [[_signed32(key >> 32 | 1)] for key in keys]
     words = torch.tensor([low, high], dtype=torch.int32).to(device, non_blocking=True)
     # Each step is invertible (the factor is odd), so no two entries of a row start from equal words.
-    bits = _mix32((_mixed_indices(vocab_size, device) ^ words[0]).mul_(words[1]))
+    indices = _mixed_indices(vocab_size, device)
+    bits = _mix32(((indices if ids is None else indices[ids]) ^ words[0]).mul_(words[1]))
     # Rounding takes the largest word to 2**31, so the factor keeps u below 1.
     values = torch.add(bits.bitwise_and_(0x7FFFFFFF), 0.5).mul_(-(2.0**-31) * (1.0 - 2.0**-24))
     return values.log1p_().neg_().log_().neg_()
@@ -388,6 +395,11 @@ class RowSampler:
         return not (self._bad_phrases or self._end_ids or self._has_penalties or self._processors)
 
     @property
+    def _treats_ids_alike(self) -> bool:
+        """True when nothing is done to single ids, so that laws over part of the vocabulary can be processed alone."""
+        return self.is_pointwise and not (self._bad_ids or len(self._bias_ids))
+
+    @property
     def is_sequential(self) -> bool:
         """True when the user's processors must be called once per emitted token, in order, and never elsewhere."""
         return bool(self._processors)
@@ -395,7 +407,7 @@ class RowSampler:
     @property
     def is_trivial(self) -> bool:
         """True when the most probable token of the raw logits is the answer."""
-        return self.is_greedy and self.is_pointwise and not (self._bad_ids or len(self._bias_ids))
+        return self.is_greedy and self._treats_ids_alike
 
     def scores(
         self,
@@ -466,16 +478,22 @@ class RowSampler:
         return int(log_probs.argmax())
 
     def draft(
-        self, logits: torch.Tensor, history: Sequence[int], drafted: Sequence[int], position: int
+        self,
+        logits: torch.Tensor,
+        history: Sequence[int],
+        drafted: Sequence[int],
+        position: int,
+        vocabulary: torch.Tensor | None = None,
     ) -> tuple[int, torch.Tensor | None, float]:
         """A drafted token, chosen in the way this request's rule accepts most often.
 
         Args:
-            logits: [V] the drafter's raw logits over the target's vocabulary.
+            logits: [V] the drafter's raw logits over the target's vocabulary; [Vd] with ``vocabulary``.
             history: every *committed* token id. It also names the round, which keeps its draws apart from those of
                 other rounds, so drafted tokens must not be part of it.
             drafted: the tokens drafted before this one in this round.
             position: absolute position of the token, ``len(history) + len(drafted)``.
+            vocabulary: [Vd] int64 ids that the columns of ``logits`` stand for; all others are impossible.
 
         Returns:
             (token, [V] fp32 probabilities it was drawn from or None, confidence). The probabilities are given for the
@@ -492,16 +510,24 @@ class RowSampler:
                 f"asked for position {position} after {len(history)} committed and {len(drafted)} drafted tokens",
                 "position must be len(history) + len(drafted), with the committed tokens in history",
             )
+        if vocabulary is not None and not self._treats_ids_alike:
+            # What is done to single ids needs a column for each; most requests do nothing of the kind.
+            logits = logits.new_full((self._vocab_size,), -math.inf).index_copy_(0, vocabulary, logits)
+            vocabulary = None
         scores = self.scores(logits[None], history, drafted, len(drafted), for_draft=True)[0]
-        vocab_size, device = scores.shape[-1], scores.device
+        vocab_size, device = self._vocab_size, scores.device
         if self._rule in {"token", "block"}:
             probs = scores.softmax(-1)
-            noise = gumbel_noise(self._seed, position, vocab_size, device, lane(DRAFT, len(drafted)))
-            return race(probs, noise), probs, float(probs.amax())
+            noise = gumbel_rows(self._seed, (position,), vocab_size, device, lane(DRAFT, len(drafted)), vocabulary)[0]
+            place, top = race(probs, noise), float(probs.amax())
+            if vocabulary is None:
+                return place, probs, top
+            return int(vocabulary[place]), probs.new_zeros(vocab_size).index_copy_(0, vocabulary, probs), top
         confidence = float((scores.amax() - scores.logsumexp(-1)).exp())
         if self._rule == "coupled":
-            scores = scores + gumbel_noise(self._seed, position, vocab_size, device)
-        return int(scores.argmax()), None, confidence
+            scores = scores + gumbel_rows(self._seed, (position,), vocab_size, device, ids=vocabulary)[0]
+        place = int(scores.argmax())
+        return place if vocabulary is None else int(vocabulary[place]), None, confidence
 
     def _constrained(
         self, logits: torch.Tensor, history: Sequence[int], block: Sequence[int], start: int

@@ -38,7 +38,7 @@ def bench_command(  # noqa: PLR0913 - one argument per option
     repeats: Annotated[int, typer.Option(help="Timed runs of each candidate on each prompt; the median counts.")] = 1,
     drafter: Annotated[str, typer.Option(help="Drafters of ours, separated by commas: names, paths or ids.")] = "ngram",
     draft_tokens: Annotated[int, typer.Option(help="Most tokens drafted per round.")] = BenchSettings().draft_tokens,
-    policy: Annotated[str, typer.Option(help="adaptive or fixed.")] = "adaptive",
+    policy: Annotated[str, typer.Option(help="adaptive, fixed, cost_scheduled or pid.")] = "adaptive",
     baselines: Annotated[
         str, typer.Option(help=f"What to compare with, separated by commas: {', '.join(BASELINES)}.")
     ] = "generate,prompt-lookup",

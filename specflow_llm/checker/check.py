@@ -12,7 +12,7 @@ from specflow.errors import InvalidSettingError
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..llm import Prompt
-from .contract import ContractLog
+from .contract import ANNOUNCES, ContractLog
 from .exactness import Finding, SampledRuns, check_parity
 from .gain import DEFAULT_TEXTS, measure_gain
 from .harness import GREEDY, Desk, Setup, tiny_target
@@ -147,7 +147,7 @@ class _Runner:
         for params in (GREEDY, SamplingParams(temperature=1.0)):
             desk.ask(drafter, rows, limits, params)
             rows = {row: [*ids, ids[-2]] for row, ids in rows.items()}
-        if dict(log.violations) != before:
+        if any(count != before.get(rule, 0) for rule, count in log.violations.items() if rule != ANNOUNCES):
             return Outcome.FAILED, _first_example(log)
         return Outcome.OK, "empty where nothing may be drafted, within the limit elsewhere"
 

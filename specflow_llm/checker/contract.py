@@ -18,6 +18,9 @@ SUM_TOLERANCE = 1e-4
 ROUNDING = 1e-6
 """How far estimates computed in single precision may be off."""
 
+ANNOUNCES = "gives_probs announces probabilities"
+"""The one rule about all proposals of a run together: some must carry probabilities, or none may."""
+
 
 @dataclass(slots=True)
 class ContractLog:
@@ -29,6 +32,8 @@ class ContractLog:
     """Rule -> how often it was broken."""
     examples: dict[str, str] = field(default_factory=dict)
     """Rule -> its first violation."""
+    gave_probs: bool = False
+    """Some proposal carried probabilities, as announced."""
 
     def note(self, rule: str, example: str) -> None:
         """Record a violation."""
@@ -48,8 +53,14 @@ class ContractLog:
         """Check one proposal and return the part of it that keeps the contract."""
         self.proposals += 1
         self.tokens += len(proposal.token_ids)
+        if gives_probs and proposal.probs is not None and not self.gave_probs:
+            # A drafter with several sources may propose looked-up tokens as well as sampled ones.
+            self.gave_probs = True
+            self.violations.pop(ANNOUNCES, None)
+            self.examples.pop(ANNOUNCES, None)
         for rule, example in _violations(request, proposal, gives_probs=gives_probs):
-            self.note(rule, example)
+            if rule != ANNOUNCES or not self.gave_probs:
+                self.note(rule, example)
         return _legal(request, proposal)
 
 
@@ -67,10 +78,10 @@ def _violations(request: DraftRequest, proposal: Proposal, *, gives_probs: bool)
         yield from _survival_violations(proposal.survival, len(tokens))
     if proposal.probs is not None:
         if not gives_probs:
-            yield "gives_probs announces probabilities", "probabilities came from a drafter that says gives_probs=False"
+            yield ANNOUNCES, "probabilities came from a drafter that says gives_probs=False"
         yield from _probs_violations(proposal.probs, tokens, request.sampler)
     elif gives_probs and len(tokens) > 0 and request.sampler.rule in {"token", "block"}:
-        yield "gives_probs announces probabilities", "no probabilities for a sampled request, although gives_probs=True"
+        yield ANNOUNCES, "no probabilities for a sampled request, although gives_probs=True"
 
 
 def _survival_violations(survival: Sequence[float], count: int) -> Iterator[tuple[str, str]]:

@@ -46,7 +46,12 @@ COMMANDS: dict[str, LazyCommand] = {
     "models": LazyCommand(".models", "models", "List the built-in models, or fetch one."),
     "demo": LazyCommand(".demo", "demo", "Watch a model decode with and without speculation, and compare."),
     "check-drafter": LazyCommand(".check_drafter", "check_drafter", "Is a drafter exact, and what does it gain?"),
+    "train": LazyCommand(".train", "train", "Train a drafter for a model, from nothing but the model."),
+    "evaluate": LazyCommand(".evaluate", "evaluate", "Measure drafters: acceptance, calibration and speed."),
+    "calibrate": LazyCommand(".calibrate", "calibrate", "Make a drafter's confidences keep their word."),
     "bench": LazyCommand("..bench", "bench_command", "Measure decoding speed against transformers."),
+    "profile": LazyCommand(".profile", "profile", "Measure what rounds cost here, per batch size and draft length."),
+    "simulate": LazyCommand(".simulate", "simulate", "What would each policy achieve at each load? Replays records."),
 }
 
 

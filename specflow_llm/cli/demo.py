@@ -9,12 +9,17 @@ import typer
 from rich.text import Text
 
 from specflow.errors import InvalidSettingError
+from specflow.instrumentation import Recorder
 
 from ..display import console, counting, format_percent, loading, plain_table, state_rows
 from . import options
 from .options import ModelChoice, speculation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specflow.types import RoundReport
+
     from ..demo import DemoReport, Trial
 
 
@@ -38,6 +43,9 @@ def demo(  # noqa: PLR0913 - one argument per option
     draft_tokens: options.DraftTokens = 8,
     max_tokens: options.MaxTokens = 160,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each way; the medians count.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Show what was drafted, verified and accepted in this many rounds.")
+    ] = 8,
     as_json: options.AsJson = False,
 ) -> None:
     """Stream an answer with speculation, then time plain and speculative decoding in turns and compare.
@@ -58,8 +66,11 @@ def demo(  # noqa: PLR0913 - one argument per option
         with loading(err, f"preparing {name}") as notify:
             make_ready(BUILTIN_MODELS[name], notify)
     llm = open_llm(
-        ModelChoice(model=name, dtype=dtype, device=device, threads=threads, speculation=setting, max_batch_size=1), err
+        ModelChoice(model=name, dtype=dtype, device=device, threads=threads, speculation=setting, max_batch_size=1),
+        err,
+        [recorder := Recorder()],
     )
+    streamed: list[RoundReport] = []
     text = prompt or PROMPT
     if not as_json:
         err.print(text, style="dim", soft_wrap=True)
@@ -68,6 +79,7 @@ def demo(  # noqa: PLR0913 - one argument per option
 
         def show_run(done: int, what: str) -> None:
             if done == 0 and not as_json and what == "warming up":
+                streamed.extend(recorder.reports)
                 typer.echo("\n")
             progress(done, what)
 
@@ -85,6 +97,9 @@ def demo(  # noqa: PLR0913 - one argument per option
     out = console()
     out.print(comparison(report))
     out.print()
+    if rounds and streamed:
+        out.print(round_table(streamed, rounds))
+        out.print()
     out.print(report.conclusion, soft_wrap=True)
     if prompt is None:
         out.print(COPYING, style="dim", soft_wrap=True)
@@ -135,6 +150,23 @@ def comparison(report: DemoReport) -> Any:
     for label, held in state_rows(report.state_bytes):
         row(f"bytes: {label}", before.get(label, "0"), held)
     table.caption = Text(_environment(report), style="dim")
+    table.caption_justify = "left"
+    return table
+
+
+def round_table(reports: Sequence[RoundReport], count: int) -> Any:
+    """What happened in the first rounds with a draft: how sure the drafter was, how much was verified and accepted."""
+    table = plain_table(
+        "round", "drafted", "verified", "accepted", "confidence (survival) by position", right=("round",)
+    )
+    drafted = [report for report in reports if report.drafted[0]]
+    for report in drafted[:count]:
+        survival = report.survival[0]
+        sure = "none given" if survival is None else " ".join(format_percent(rate) for rate in survival)
+        table.add_row(
+            str(report.index + 1), str(report.drafted[0]), str(report.admitted[0]), str(report.accepted[0]), sure
+        )
+    table.caption = f"{len(drafted)} of {len(reports)} rounds had a draft; the first of them are shown"
     table.caption_justify = "left"
     return table
 

@@ -30,7 +30,10 @@ Threads = Annotated[
 ]
 Drafter = Annotated[
     str,
-    typer.Option(help="ngram, none, or the path or id of a smaller model.", rich_help_panel=_SPECULATION),
+    typer.Option(
+        help="ngram, dspark, none, a trained drafter's folder, or the path or id of a smaller model.",
+        rich_help_panel=_SPECULATION,
+    ),
 ]
 DraftTokens = Annotated[
     int, typer.Option(help="Most tokens drafted per round; 0 decodes plainly.", rich_help_panel=_SPECULATION)
@@ -38,7 +41,8 @@ DraftTokens = Annotated[
 Policy = Annotated[
     str,
     typer.Option(
-        help="adaptive (draft as far as it pays, zero included) or fixed.", rich_help_panel=_SPECULATION
+        help="adaptive (draft as far as it pays, zero included), fixed, cost_scheduled or pid.",
+        rich_help_panel=_SPECULATION,
     ),
 ]  # fmt: skip
 VerificationRule = Annotated[

@@ -11,6 +11,8 @@ import torch
 import transformers
 from rich.console import Console
 
+from specflow.protocols import Observer
+
 from ..display import Notify, loading
 from ..engine import Completion
 from ..errors import ModelNotFoundError, PromptError
@@ -19,8 +21,8 @@ from ..llm import LLM, Prompt
 from .options import ModelChoice
 
 
-def open_llm(choice: ModelChoice, out: Console) -> LLM:
-    """Load the model, telling the person what takes long.
+def open_llm(choice: ModelChoice, out: Console, observers: Sequence[Observer] = ()) -> LLM:
+    """Load the model, telling the person what takes long; ``observers`` are told about every round.
 
     Raises:
         SpecflowError: it cannot be loaded, or not be decoded exactly.
@@ -36,6 +38,7 @@ def open_llm(choice: ModelChoice, out: Console) -> LLM:
             device=choice.device,
             speculation=choice.speculation,
             max_batch_size=choice.max_batch_size,
+            observers=observers,
             notify=notify,
         )
 

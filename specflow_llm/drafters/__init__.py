@@ -8,15 +8,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..dspark import TargetAdapter
+from ..dspark.checkpoint import is_drafter
+from ..dspark.layouts import file_layout
 from ..errors import DrafterError, ModelNotFoundError
 from ..hub import load_model
 from .base import Drafter, DrafterBase, DraftRequest, Proposal, RowId
+from .combined import CombinedDrafter
+from .conv import ConvConfig, ConvDrafter, ConvModel
+from .conv_checkpoint import is_conv as _is_conv
+from .dspark import DSparkDrafter
 from .model import ModelDrafter
 from .ngram import NGramDrafter
+from .salvage import SalvageDrafter
 
 BUILTIN_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
@@ -32,13 +41,18 @@ class TargetFacts:
     tokenizer: Any
     dtype: Any
     device: Any
+    model: PreTrainedModel | None = None
+    """The target itself, for drafters that share its embedding and head."""
+    name: str = ""
+    """What the target was loaded as."""
 
 
 def build_drafter(setting: Any, target: TargetFacts) -> Drafter | None:
     """The drafter a :class:`~specflow_llm.config.Speculation` asks for.
 
     Args:
-        setting: None, a built-in name, the path or id of a smaller model, a loaded model, or a drafter.
+        setting: None, a built-in name, the folder of a trained drafter, the path or id of a smaller model, several of
+            these joined by ``+`` (the cheapest first), a loaded model, or a drafter.
         target: the target it will serve.
 
     Raises:
@@ -48,18 +62,7 @@ def build_drafter(setting: Any, target: TargetFacts) -> Drafter | None:
     if setting is None:
         return None
     if isinstance(setting, (str, os.PathLike)):
-        name = os.fspath(setting)
-        if name in BUILTIN_DRAFTERS:
-            return BUILTIN_DRAFTERS[name]()
-        try:
-            loaded = load_model(name, dtype=target.dtype, device=target.device)
-        except ModelNotFoundError as error:
-            known = " or ".join(map(repr, sorted(BUILTIN_DRAFTERS)))
-            raise ModelNotFoundError(
-                name, error.reason, f"for a drafter, give {known}, or a model: {error.remedy}"
-            ) from error
-        _check_tokenizers(name, loaded.tokenizer, target.tokenizer)
-        return ModelDrafter(loaded.model, target_vocab_size=target.vocab_size, name=name)
+        return _named(os.fspath(setting), target)
     if isinstance(setting, PreTrainedModel):
         return ModelDrafter(setting.eval(), target_vocab_size=target.vocab_size)
     if isinstance(setting, type):
@@ -73,6 +76,57 @@ def build_drafter(setting: Any, target: TargetFacts) -> Drafter | None:
         "it is neither a name, a model nor an object with the Drafter methods",
         f"use one of {sorted(BUILTIN_DRAFTERS)}, a model, or subclass specflow_llm.DrafterBase",
     )
+
+
+def _named(name: str, target: TargetFacts) -> Drafter:
+    """A drafter from a built-in name, a trained drafter's folder, or a smaller model's path or id."""
+    if name in BUILTIN_DRAFTERS:
+        return BUILTIN_DRAFTERS[name]()
+    if name == "dspark":
+        return DSparkDrafter.load(shipped_drafter(target.name), _adapter(name, target), name=name)
+    if _is_conv(Path(name)):
+        return ConvDrafter.load(name, _adapter(name, target))
+    if file_layout(Path(name)) is not None:
+        return DSparkDrafter.load(name, _adapter(name, target), tokenizer=target.tokenizer)
+    if "+" in name and not Path(name).exists():
+        return CombinedDrafter(*(_named(part, target) for part in name.split("+")))
+    try:
+        loaded = load_model(name, dtype=target.dtype, device=target.device)
+    except ModelNotFoundError as error:
+        known = " or ".join(map(repr, sorted(BUILTIN_DRAFTERS)))
+        raise ModelNotFoundError(
+            name, error.reason, f"for a drafter, give {known}, or a model: {error.remedy}"
+        ) from error
+    _check_tokenizers(name, loaded.tokenizer, target.tokenizer)
+    return ModelDrafter(loaded.model, target_vocab_size=target.vocab_size, name=name)
+
+
+SHIPPED = Path(__file__).parent.parent / "data" / "drafters"
+"""Trained drafters that come with this package, one folder per target."""
+
+
+def shipped_drafter(target: str) -> Path:
+    """The folder of the trained drafter that comes with this package for a target.
+
+    Raises:
+        ModelNotFoundError: there is none.
+    """
+    folder = SHIPPED / target
+    if not target or not is_drafter(folder):
+        known = sorted(path.name for path in SHIPPED.glob("*") if is_drafter(path)) if SHIPPED.is_dir() else []
+        raise ModelNotFoundError(
+            "dspark",
+            f"no trained drafter comes with this package for {target or 'a model handed in by the caller'}",
+            f"train one (specflow-llm train --target ... --out DIR) and give its folder; there is one for: "
+            f"{', '.join(known) or 'no target'}",
+        )
+    return folder
+
+
+def _adapter(name: str, target: TargetFacts) -> TargetAdapter:
+    if target.model is None:
+        raise DrafterError(name, "it needs the target model itself", "build it through LLM")
+    return TargetAdapter(target.model)
 
 
 def _check_tokenizers(name: str, draft_tokenizer: Any, target_tokenizer: Any) -> None:
@@ -91,6 +145,11 @@ def _check_tokenizers(name: str, draft_tokenizer: Any, target_tokenizer: Any) ->
 
 __all__ = [
     "BUILTIN_DRAFTERS",
+    "CombinedDrafter",
+    "ConvConfig",
+    "ConvDrafter",
+    "ConvModel",
+    "DSparkDrafter",
     "DraftRequest",
     "Drafter",
     "DrafterBase",
@@ -98,6 +157,8 @@ __all__ = [
     "NGramDrafter",
     "Proposal",
     "RowId",
+    "SalvageDrafter",
     "TargetFacts",
     "build_drafter",
+    "shipped_drafter",
 ]

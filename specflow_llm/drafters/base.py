@@ -61,7 +61,10 @@ class Drafter(Protocol):
 
     @property
     def gives_probs(self) -> bool:
-        """True when proposals for sampled requests carry the probabilities their tokens were drawn from."""
+        """True when proposals for sampled requests carry the probabilities their tokens were drawn from.
+
+        A drafter with several sources may leave them out where its tokens were looked up.
+        """
         ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:

@@ -16,6 +16,7 @@ from ..packing import weight_bytes
 from ..selfcheck import build_target
 from ..target import SlotTarget
 from .base import DrafterBase, DraftRequest, Proposal, RowId
+from .slots import SlotOrder, runs
 from .survival import HitTable
 
 _CONFIDENCE_BUCKETS = (
@@ -56,7 +57,7 @@ class ModelDrafter(DrafterBase):
         self._weight_bytes = weight_bytes(model)
         self._draft_vocab = architecture.vocab_size
         self._context = architecture.context_length
-        self._order: list[RowId] = []  # which request sits in which slot
+        self._order = SlotOrder()
         self._rows: dict[RowId, _Row] = {}
         self._hits = HitTable(_bucket_centre)
 
@@ -84,11 +85,9 @@ class ModelDrafter(DrafterBase):
 
     def release(self, row: RowId) -> None:
         """See :class:`specflow_llm.drafters.base.Drafter`."""
-        if self._rows.pop(row, None) is not None:
-            slot = self._order.index(row)
-            last = self._order.pop()
-            if slot < len(self._order):
-                self._order[slot] = last
+        self._rows.pop(row, None)
+        slot = self._order.remove(row)
+        if slot is not None:
             self._state.close(slot)
 
     def state_bytes(self) -> Mapping[str, int]:
@@ -118,7 +117,7 @@ class ModelDrafter(DrafterBase):
         """The request's state; opened, with the prompt run, when it is seen for the first time."""
         if request.row not in self._rows:
             self._state.open([self._readable(request.token_ids)])
-            self._order.append(request.row)
+            self._order.add(request.row)
             self._rows[request.row] = _Row(list(request.token_ids[:-1]))
         return self._rows[request.row]
 
@@ -134,14 +133,14 @@ class ModelDrafter(DrafterBase):
             agreed += 1
         del held[agreed:]
         row.confirmed = agreed
-        self._state.truncate(self._order.index(request.row), agreed)
+        self._state.truncate(self._order.slot(request.row), agreed)
         return list(ids[agreed:])
 
     def _step(self, drafts: Sequence[_Draft]) -> list[torch.Tensor]:
         """Run each draft's unrun tokens; returns the logits [V] after them, in order."""
-        by_slot = {self._order.index(draft.request.row): draft for draft in drafts}
+        by_slot = {self._order.slot(draft.request.row): draft for draft in drafts}
         logits: dict[RowId, torch.Tensor] = {}
-        for first, end in _runs(sorted(by_slot)):
+        for first, end in runs(sorted(by_slot)):
             group = [by_slot[slot] for slot in range(first, end)]
             output = self._state.forward_rows(first, [self._readable(draft.unrun) for draft in group]).logits
             for offset, draft in enumerate(group):
@@ -224,14 +223,3 @@ class _Draft:
     def proposal(self) -> Proposal:
         """The finished draft."""
         return Proposal(self.tokens, torch.stack(self.probs) if self.probs else None, tuple(self.survival))
-
-
-def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
-    """Maximal ranges of consecutive numbers in a sorted sequence."""
-    runs: list[tuple[int, int]] = []
-    for slot in slots:
-        if runs and runs[-1][1] == slot:
-            runs[-1] = (runs[-1][0], slot + 1)
-        else:
-            runs.append((slot, slot + 1))
-    return runs

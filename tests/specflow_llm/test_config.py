@@ -64,7 +64,10 @@ def test_every_field_is_checked() -> None:
     ("name", "value", "expected"),
     [
         *(("max_draft_tokens", value, "an integer in [0, 256]") for value in (-1, 257, 2.0, True)),
-        *(("policy", value, "'adaptive', 'fixed' or a Policy object") for value in ("fast", None, 3, Fixed)),
+        *(
+            ("policy", value, "'adaptive', 'fixed', 'cost_scheduled', 'pid' or a Policy object")
+            for value in ("fast", None, 3, Fixed)
+        ),
         *(("verification", value, "one of") for value in ("exact", None)),
     ],
 )

@@ -346,7 +346,7 @@ def test_a_finished_batch_leaves_nothing_behind() -> None:
     held = drafter.state_bytes()
     decode(model, PROMPTS * 2, BUDGETS * 2, drafter=drafter, policy=Fixed(3), max_batch_size=3)
     assert drafter._rows == {}
-    assert drafter._order == []
+    assert len(drafter._order) == 0
     assert drafter.state_bytes() == held
 
 

@@ -1,0 +1,272 @@
+"""The calibration of a drafter: temperatures by regime, stored as ``calibration.json`` beside its weights.
+
+Confidences learned at one sampling temperature are systematically off at another, on other text, or for other weights.
+So a table says what it was fitted on, belongs to one checkpoint, and is applied to the matching kind of request only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+from specflow.errors import InvalidSettingError
+
+from ..errors import CheckpointError
+
+FILE_NAME = "calibration.json"
+FORMAT = "specflow-calibration"
+VERSION = 1
+
+_GREEDY_BELOW = 1e-5  # as SamplingParams has it
+_WHOLE = 256 * 2**20
+"""Files up to this many bytes are hashed whole."""
+_PIECE = 2**20
+_PIECES = 64
+_REMEDY = "run `specflow-llm calibrate` for this checkpoint, or delete the file to use raw confidences"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """What a calibration was fitted on, and so what it is good for."""
+
+    target: str
+    """Name of the target model."""
+    temperature: float
+    """Of the requests; 0 is greedy."""
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    verification: str = "auto"
+    """Acceptance rule of sampled requests: block verification accepts longer prefixes than the token rule."""
+    data: str
+    """Name of the prompts."""
+    data_sha256: str | None = None
+    """Of the prompts' file."""
+    requests: int
+    """Requests in fit and test together."""
+    rounds: int
+    """Rounds in fit and test together."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """True for temperature 0."""
+        return self.temperature < _GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationEntry:
+    """Temperatures for one regime, and what they changed on requests that were not fitted on."""
+
+    temperatures: tuple[float, ...]
+    """One per position."""
+    fitted: tuple[bool, ...]
+    """False where the data said too little: such a position has temperature 1."""
+    regime: Regime
+    counts: tuple[int, ...]
+    """Known outcomes per position in the held-out part."""
+    ece_before: tuple[float, ...]
+    """Calibration error of the raw survival estimates, per position, held out."""
+    ece_after: tuple[float, ...]
+    """The same with the temperatures."""
+    ece_noise: tuple[float, ...]
+    """What perfect estimates would show in as many observations."""
+
+    def __post_init__(self) -> None:
+        """Validate every field."""
+        for field in fields(self):
+            if field.name != "regime":
+                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+        size = len(self.temperatures)
+        if not size or not all(_is_number(value) and value > 0.0 for value in self.temperatures):
+            raise InvalidSettingError("temperatures", self.temperatures, "one number > 0 per position")
+        for name in ("fitted", "counts", "ece_before", "ece_after", "ece_noise"):
+            if len(getattr(self, name)) != size:
+                raise InvalidSettingError(name, getattr(self, name), f"one value for each of {size} temperatures")
+
+    @property
+    def is_identity(self) -> bool:
+        """True when applying it changes nothing."""
+        return all(temperature == 1.0 for temperature in self.temperatures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationTable:
+    """All calibrations of one checkpoint: at most one for greedy requests and one for sampled ones."""
+
+    drafter: str
+    """Fingerprint of the checkpoint, see :func:`fingerprint`."""
+    entries: tuple[CalibrationEntry, ...] = ()
+
+    def entry_for(self, *, is_greedy: bool) -> CalibrationEntry | None:
+        """The calibration for greedy or for sampled requests; None where there is none."""
+        return next((entry for entry in self.entries if entry.regime.is_greedy == is_greedy), None)
+
+    def temperatures_for(self, is_greedy: bool) -> tuple[float, ...] | None:  # noqa: FBT001 - a fact about the request
+        """What to divide the logits by, position by position; None means that they stay raw."""
+        entry = self.entry_for(is_greedy=is_greedy)
+        return None if entry is None else entry.temperatures
+
+    @property
+    def is_identity(self) -> bool:
+        """True when applying it changes nothing, for any request."""
+        return all(entry.is_identity for entry in self.entries)
+
+    def with_entry(self, entry: CalibrationEntry) -> CalibrationTable:
+        """This table with a calibration in place of the one for the same kind of request."""
+        others = [other for other in self.entries if other.regime.is_greedy != entry.regime.is_greedy]
+        return replace(self, entries=tuple(sorted([*others, entry], key=lambda item: item.regime.temperature)))
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write it beside the weights, whole or not at all.
+
+        Returns:
+            The file's path.
+        """
+        path = Path(folder) / FILE_NAME
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, allow_nan=False)
+        try:
+            partial.write_text(f"{text}\n", encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, num_positions: int | None = None) -> Self | None:
+        """Read the table that lies beside a checkpoint.
+
+        Args:
+            folder: the checkpoint.
+            num_positions: tokens the drafter drafts at once; None does not check.
+
+        Returns:
+            None where the checkpoint has no calibration.
+
+        Raises:
+            CheckpointError: it belongs to other weights, has another number of positions, or cannot be read.
+        """
+        path = Path(folder) / FILE_NAME
+        if not path.is_file():
+            return None
+        table = cls._read(path)
+        found = fingerprint(folder)
+        if table.drafter != found:
+            raise CheckpointError(
+                path, f"it was fitted to other weights (fingerprint {table.drafter[:12]}, here {found[:12]})", _REMEDY
+            )
+        for entry in table.entries:
+            if num_positions is not None and len(entry.temperatures) != num_positions:
+                raise CheckpointError(
+                    path,
+                    f"it has {len(entry.temperatures)} temperatures for a drafter of {num_positions} positions",
+                    _REMEDY,
+                )
+        return table
+
+    @classmethod
+    def clear_stale(cls, folder: str | os.PathLike[str]) -> Path | None:
+        """Move a table out of the way that this checkpoint refuses: a drafter with such a table cannot be loaded.
+
+        Returns:
+            Where it is now; None where there was none, or a good one.
+        """
+        try:
+            cls.load(folder)
+        except CheckpointError:
+            path = Path(folder) / FILE_NAME
+            return path.replace(path.with_name(f"{FILE_NAME}.stale"))
+        return None
+
+    @classmethod
+    def _read(cls, path: Path) -> Self:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise CheckpointError(path, f"it is not of format {FORMAT!r}", _REMEDY)
+            if data.get("version") != VERSION:
+                raise CheckpointError(
+                    path, f"it has version {data.get('version')!r}, this program reads version {VERSION}", _REMEDY
+                )
+            return cls(drafter=str(data["drafter"]), entries=tuple(_entry(item) for item in data["entries"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(path, f"it cannot be read ({type(error).__name__}: {error})", _REMEDY) from error
+
+
+@runtime_checkable
+class CalibratedDrafter(Protocol):
+    """**Protocol:** a drafter whose confidences a table can correct."""
+
+    @property
+    def num_positions(self) -> int:
+        """Most tokens it drafts at once; a table has as many temperatures."""
+        ...
+
+    @property
+    def calibration(self) -> CalibrationTable | None:
+        """The table in use; None for raw confidences."""
+        ...
+
+    def use_calibration(self, table: CalibrationTable | None) -> None:
+        """Correct confidences by this table from now on; None goes back to raw ones."""
+        ...
+
+
+def fingerprint(folder: str | os.PathLike[str]) -> str:
+    """What tells one checkpoint's weights and configuration from another's: a SHA-256 in hexadecimal.
+
+    Files are hashed whole up to 256 MiB; of larger ones their size and 64 pieces of 1 MiB. That tells retrained
+    weights apart, in a second; it is no protection against somebody who wants to deceive.
+
+    Args:
+        folder: a folder that holds ``config.json`` and weights, or one file.
+
+    Raises:
+        CheckpointError: there are no weights.
+    """
+    place = Path(folder)
+    names = ("config.json", "*.safetensors", "*.bin", "*.pt")
+    files = [place] if place.is_file() else sorted({path for name in names for path in place.glob(name)})
+    if not any(path.name != "config.json" for path in files):
+        raise CheckpointError(place, "it holds no weights", "give the folder of a saved drafter")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name if place.is_dir() else ''}\0{path.stat().st_size}\0".encode())
+        for piece in _pieces(path):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            while piece := file.read(_PIECE):
+                yield piece
+            return
+        for number in range(_PIECES):
+            file.seek(number * (size - _PIECE) // (_PIECES - 1))
+            yield file.read(_PIECE)
+
+
+def _entry(data: Mapping[str, Any]) -> CalibrationEntry:
+    values = {field.name: data[field.name] for field in fields(CalibrationEntry)}
+    regime = Regime(**{field.name: data["regime"][field.name] for field in fields(Regime)})
+    return CalibrationEntry(**{**values, "regime": regime})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

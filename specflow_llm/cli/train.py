@@ -1,0 +1,197 @@
+"""``specflow-llm train``: a drafter for one's own model, from nothing but the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..display import console
+from . import options
+
+if TYPE_CHECKING:
+    from ..training.run import Trained
+    from ..training.trainer import Report
+
+_DATA = "Training text"
+_DRAFTER = "Drafter"
+_TRAINING = "Training"
+_EVERY = 50  # conversations between two lines of progress
+
+
+def train(  # noqa: PLR0913 - one argument per option
+    *,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", "-t", show_default="the demo model", help="Built-in name, folder, .gguf file or hub id."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for text, checkpoints and the drafter. Rerun to go on.")
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(help="dspark, or conv: a tiny convolutional drafter for the smallest machines."),
+    ] = "dspark",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="JSON with the sections data, drafter and training; options given here come first.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_DATA,
+            show_default="the target asks itself",
+            help='JSON lines with "prompt" or "turns"; the target answers them.',
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_DATA, help="Conversations to make.", show_default="4000")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_DATA,
+            help="Conversations made before (a samples.jsonl); nothing is made.",
+        ),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            rich_help_panel=_TRAINING,
+            help="Keep features in this folder instead of running the target in every epoch; its size is told first.",
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_DRAFTER, help="Layers.", show_default="2, or 5; conv: 4")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_DRAFTER, help="Tokens per round.", show_default="7")
+    ] = None,
+    markov: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_DRAFTER, help="dspark: vanilla, gated, rnn or none.", show_default="vanilla"),
+    ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, rich_help_panel=_TRAINING, help="Go on from a trained drafter's weights."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", rich_help_panel=_TRAINING, help="dspark: random weights instead of copied target layers."
+        ),
+    ] = False,
+    epochs: Annotated[
+        float | None, typer.Option(rich_help_panel=_TRAINING, help="Passes over the text.", show_default="4")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(rich_help_panel=_TRAINING, help="Peak rate.", show_default="0.0006")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=_TRAINING, help="Of everything.")] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train a drafter for a model: it writes the text, sees what the model sees, and learns to be accepted.
+
+    Everything goes to --out. The same command goes on where it was stopped, exactly. Several GPUs:
+    ``torchrun --nproc-per-node 4 -m specflow_llm.cli train ...``.
+    """
+    from ..training.run import TrainingPlan, TrainingRun, plan_from_file  # noqa: PLC0415 - loads torch
+    from ..training.settings import read_settings  # noqa: PLC0415 - loads torch
+    from ..training.world import local_device  # noqa: PLC0415 - loads torch
+    from .options import ModelChoice  # noqa: PLC0415
+    from .session import open_llm  # noqa: PLC0415 - loads torch
+
+    given: dict[str, dict[str, Any]] = {"data": {}, "drafter": {}, "training": {}}
+    for section, values in (read_settings(config) if config is not None else {}).items():
+        given[section].update(values)
+    for section, name, value in (
+        ("data", "num_samples", samples),
+        ("data", "seed", seed),
+        ("drafter", "num_layers", layers),
+        ("drafter", "block_size", block_size),
+        ("drafter", "markov", markov),
+        ("training", "epochs", epochs),
+        ("training", "learning_rate", learning_rate),
+        ("training", "seed", seed),
+    ):
+        if value is not None:
+            given[section][name] = value
+    plan = plan_from_file(
+        given,
+        TrainingPlan(
+            out=out, kind=kind, prompts=prompts, samples=text, start_from=start_from, fresh=fresh, cache=cache
+        ),
+    )
+    err = console(stderr=True)
+    choice = ModelChoice(model=target, dtype=dtype, device=local_device(device), threads=threads, max_batch_size=64)
+    llm = open_llm(choice, err)
+    run = TrainingRun(
+        llm,
+        plan,
+        notify=lambda message: err.print(message, soft_wrap=True),
+        on_sample=lambda done, wanted: _tell_count(err, "conversations", done, wanted),
+        on_shard=lambda done, wanted: _tell_count(err, "feature shards", done, wanted, every=8),
+        on_report=lambda report: err.print(report_line(report), soft_wrap=True),
+    )
+    result = run.run()
+    if run.is_first:
+        _show(console(), result, as_json=as_json)
+
+
+def _tell_count(out: Console, what: str, done: int, wanted: int, *, every: int = _EVERY) -> None:
+    if done % every == 0 or done == wanted:
+        out.print(f"{what}: {done} of {wanted}", soft_wrap=True)
+
+
+def report_line(report: Report) -> str:
+    """One line of progress: loss, acceptance by slot, estimated accepted length, speed and time left."""
+    now = report.recent
+    rates = " ".join(f"{rate:.2f}" for rate in now.accept)
+    minutes, seconds = divmod(round(report.seconds_left), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"step {report.step}/{report.num_steps} | loss {now.loss:.3f} | accepted {rates} | tokens per round "
+        f"{now.sampled_length:.2f} sampled, {now.greedy_length:.2f} greedy | {report.tokens_per_second:.0f} tokens/s | "
+        f"{hours}:{minutes:02d}:{seconds:02d} left"
+    )
+
+
+def _show(out: Console, result: Trained, *, as_json: bool) -> None:
+    held = result.held_out
+    if as_json:
+        described = {
+            "folder": str(result.folder),
+            "num_samples": result.num_samples,
+            "num_tokens": result.num_tokens,
+            "seconds": result.seconds,
+            "held_out": None if held is None else asdict(held),
+        }
+        out.print(json.dumps(described), soft_wrap=True)
+        return
+    out.print(f"drafter in {result.folder}: {result.num_samples} conversations, {result.num_tokens} tokens")
+    if held is not None:
+        out.print(
+            f"held-out text: estimated tokens per round {held.sampled_length:.2f} at temperature 1, "
+            f"{held.greedy_length:.2f} at temperature 0"
+        )
+    out.print(f"use it: Speculation(drafter={str(result.folder)!r}); measure it: specflow-llm evaluate")

@@ -1,0 +1,366 @@
+"""DSpark and DFlash at work: a block drafted in one backbone pass, tokens chosen one after the other by the heads.
+
+What the drafter keeps of a request are the keys and values of *committed* tokens' features. Drafted tokens never get
+there: the block's own keys and values are written behind the committed ones and overwritten by the next block, so
+rolling back is doing nothing.
+
+Letters in shapes: R requests, K slots of a block, G drafted tokens (gamma), D hidden size, F features, V target
+vocabulary, Vd draft vocabulary, r Markov rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..calibration import CalibrationTable
+from ..dspark import DSparkModel, TargetAdapter
+from ..dspark.checkpoint import check_fits
+from ..dspark.layers import KeyValue
+from ..dspark.layouts import load_for_target
+from ..errors import DrafterError
+from ..kv_cache import SlotCache
+from ..packing import can_pack, pack_linears, weight_bytes
+from .base import DrafterBase, DraftRequest, Proposal, RowId
+from .slots import SlotOrder, runs
+from .survival import HitTable
+
+_CONFIDENCE_BUCKETS = 16
+_LEAST_SURVIVAL = 1e-6
+
+
+class DSparkDrafter(DrafterBase):
+    """Drafts with a trained :class:`~specflow_llm.dspark.DSparkModel`.
+
+    Confidences come from its confidence head, corrected by a calibration table if it has one; without a head they are
+    learned from how often drafts of that top probability were accepted.
+
+    Args:
+        model: the drafter's weights; they are moved to the target's device and type.
+        adapter: the target.
+        calibration: temperatures for the confidence logits.
+        name: for logs and metrics.
+        pack: move float32 layers on CPUs to a layout in which short blocks are cheap.
+
+    Raises:
+        CheckpointError: the drafter was made for a target of other sizes.
+    """
+
+    gives_probs = True
+
+    def __init__(
+        self,
+        model: DSparkModel,
+        adapter: TargetAdapter,
+        *,
+        calibration: CalibrationTable | None = None,
+        name: str = "dspark",
+        pack: bool = True,
+    ) -> None:
+        check_fits(model.config, adapter, name)
+        self.config = model.config
+        self.feature_layers = model.config.target_layer_ids
+        self._name = name
+        self._adapter = adapter
+        self._model = model.to(device=adapter.device, dtype=adapter.dtype).eval()
+        self._ids: torch.Tensor | None = model.draft_ids
+        self._head = adapter.head(self._ids)
+        self._weight_bytes = weight_bytes(model)
+        head = model.markov_head
+        # Single rows are read where only some logits are corrected; a packed weight has none.
+        self._markov_rows = head.output.weight.detach() if head is not None and model.config.markov_top_k else None
+        if pack and can_pack(model):
+            pack_linears(model)
+            self._head.pack()
+        self._cache = SlotCache(model.config.num_layers, max_capacity=model.config.max_positions)
+        self._order = SlotOrder()
+        self._pending: dict[RowId, _Pending] = {}
+        self._hits = HitTable(_bucket_centre)
+        self._calibration = calibration
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, adapter: TargetAdapter, *, name: str | None = None, tokenizer: Any = None
+    ) -> DSparkDrafter:
+        """A drafter from its folder, of any layout in :mod:`specflow_llm.dspark.layouts`, with its calibration.
+
+        Raises:
+            CheckpointError: the folder holds no drafter for this target.
+        """
+        place = Path(folder)
+        model = load_for_target(place, adapter, tokenizer=tokenizer)
+        table = CalibrationTable.load(place, num_positions=model.config.block_size)
+        return cls(model, adapter, calibration=table, name=name or place.name)
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self._name
+
+    @property
+    def num_positions(self) -> int:
+        """Most tokens drafted at once."""
+        return self.config.block_size
+
+    @property
+    def calibration(self) -> CalibrationTable | None:
+        """The table in use; None for raw confidences."""
+        return self._calibration
+
+    def use_calibration(self, table: CalibrationTable | None) -> None:
+        """Correct confidences by this table from now on; None goes back to raw ones."""
+        self._calibration = table
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """Draft for all requests together: one backbone pass, then one cheap step per token."""
+        self._learn(requests)
+        proposals = [Proposal([]) for _ in requests]
+        limits = [self._limit(request) for request in requests]
+        active = [index for index, limit in enumerate(limits) if limit > 0]
+        if not active:
+            return proposals
+        chosen = [requests[index] for index in active]
+        self._absorb(chosen)
+        hidden = self._backbone(chosen)
+        drafts = [_Draft(request, limits[index]) for request, index in zip(chosen, active, strict=True)]
+        self._draft(drafts, hidden)
+        for index, draft in zip(active, drafts, strict=True):
+            proposals[index] = draft.proposal()
+            if self._model.confidence_head is None:
+                self._pending[draft.request.row] = _Pending(len(draft.request.token_ids), draft.tokens, draft.buckets)
+        return proposals
+
+    def release(self, row: RowId) -> None:
+        """See :class:`specflow_llm.drafters.base.Drafter`."""
+        self._pending.pop(row, None)
+        slot = self._order.remove(row)
+        if slot is not None:
+            self._cache.move_row(len(self._order), slot)
+
+    def state_bytes(self) -> Mapping[str, int]:
+        """Weights and the context's keys and values; embedding and head are the target's."""
+        return {"draft_weights": self._weight_bytes, "draft_kv": self._cache.allocated_bytes}
+
+    def _limit(self, request: DraftRequest) -> int:
+        room = self.config.max_positions - self.config.num_slots - len(request.token_ids) + 1
+        return 0 if room < 0 or len(request.token_ids) < 2 else min(request.limit, self.config.block_size)
+
+    # --- State: what is committed -------------------------------------------------------------------------------------
+
+    def _absorb(self, requests: Sequence[DraftRequest]) -> None:
+        """Bring every request's keys and values up to its committed features."""
+        pieces: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        spans: list[tuple[int, int]] = []
+        for request in requests:
+            slot = self._slot(request)
+            held, features = self._cache.lengths[slot], request.features
+            wanted = len(request.token_ids) - 1
+            if features is None or features.shape != (wanted, self.config.feature_size):
+                raise DrafterError(
+                    self._name,
+                    f"it got features of shape {None if features is None else tuple(features.shape)} for {wanted} "
+                    f"executed tokens",
+                    f"hand over [{wanted}, {self.config.feature_size}] outputs of target layers {self.feature_layers}",
+                )
+            if wanted > held:
+                pieces.append(features[held:])
+                places.append(torch.arange(held, wanted, device=features.device))
+                spans.append((slot, wanted - held))
+        if not pieces:
+            return
+        fused = self._model.fuse(torch.cat(pieces)[None])
+        layers = self._model.context(fused, torch.cat(places)[None])
+        begin = 0
+        for slot, count in spans:
+            part = slice(begin, begin + count)
+            self._cache.begin(slot, [count], fused.device)
+            for layer, (keys, values) in zip(self._cache.layers, layers, strict=True):
+                layer.update(keys[:, :, part], values[:, :, part])
+            self._cache.advance(slot, count)
+            begin += count
+
+    def _slot(self, request: DraftRequest) -> int:
+        if request.row not in self._order:
+            self._cache.reserve_rows(len(self._order) + 1)
+            slot = self._order.add(request.row)
+            self._cache.clear_row(slot)
+        return self._order.slot(request.row)
+
+    # --- Drafting -----------------------------------------------------------------------------------------------------
+
+    def _backbone(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+        """[R, G, D] hidden states of the predicting slots, in the order of the requests."""
+        by_slot = {self._order.slot(request.row): index for index, request in enumerate(requests)}
+        rows: list[torch.Tensor] = [torch.empty(0)] * len(requests)
+        for first, end in runs(sorted(by_slot)):
+            anchors = [requests[by_slot[slot]].token_ids[-1] for slot in range(first, end)]
+            hidden = self._block(first, anchors)
+            for offset, slot in enumerate(range(first, end)):
+                rows[by_slot[slot]] = hidden[offset]
+        return torch.stack(rows)[:, self.config.first_slot :]
+
+    def _block(self, first: int, anchors: Sequence[int]) -> torch.Tensor:
+        """[R, K, D] for a run of slots."""
+        config, device = self.config, self._adapter.device
+        plan = self._cache.begin(first, [config.num_slots] * len(anchors), device)
+        inputs = torch.full((len(anchors), config.num_slots), config.mask_token_id, dtype=torch.int64)
+        inputs[:, 0] = torch.tensor(anchors)
+        starts = torch.tensor(plan.starts)
+        positions = (starts[:, None] + torch.arange(config.num_slots)).to(device, non_blocking=True)
+        oldest = 0 if config.sliding_window is None else max(0, min(plan.starts) - config.sliding_window)
+        mask = self._mask(plan.starts, oldest, plan.used)
+
+        def join(layer: int, block: KeyValue) -> KeyValue:
+            keys, values = self._cache.layers[layer].update(*block)
+            return keys[:, :, oldest:], values[:, :, oldest:]
+
+        embedded = self._adapter.embed(inputs.to(device, non_blocking=True))
+        return self._model.block(embedded, positions, join, None if mask is None else mask.to(device))
+
+    def _mask(self, starts: Sequence[int], oldest: int, used: int) -> torch.Tensor | None:
+        """Boolean [R, 1, K, L]; None where every row sees all there is."""
+        config = self.config
+        if min(starts) == max(starts):
+            return None
+        keys = torch.arange(oldest, used)
+        begins = torch.tensor(starts)[:, None]
+        seen = keys < begins + config.num_slots
+        if config.sliding_window is not None:
+            seen &= keys >= begins - config.sliding_window
+        return seen[:, None, None, :].expand(-1, 1, config.num_slots, -1)
+
+    def _draft(self, drafts: Sequence[_Draft], hidden: torch.Tensor) -> None:
+        """Choose the tokens of every draft, slot by slot; hidden is [R, G, D]."""
+        model, device = self._model, hidden.device
+        base = self._head(hidden)
+        previous = torch.tensor([draft.request.token_ids[-1] for draft in drafts], device=device)
+        state = None if model.markov_head is None else model.markov_head.initial_state(hidden[:, 0])
+        for slot in range(max(draft.limit for draft in drafts)):
+            logits, embedded = base[:, slot], model.previous(previous)
+            if model.confidence_head is not None:
+                sure = model.confidence_head(hidden[:, slot], embedded).float().tolist()
+                for draft, logit in zip(drafts, sure, strict=True):
+                    draft.expect(self._probability(draft, slot, logit))
+            if model.markov_head is not None and embedded is not None:
+                serial, state = model.markov_head.step(embedded, hidden[:, slot], state)
+                logits = self._corrected(logits, serial)
+            chosen = self._choose(drafts, slot, logits)
+            previous = torch.tensor(chosen, device=device)
+
+    def _corrected(self, base: torch.Tensor, serial: torch.Tensor) -> torch.Tensor:
+        """[R, Vd] base logits plus the Markov bias, for all columns or for the likeliest only."""
+        head = self._model.markov_head
+        if head is None:
+            return base
+        count = self.config.markov_top_k
+        if self._markov_rows is None or not 0 < count < base.shape[-1]:
+            bias: torch.Tensor = head.output(serial)
+            return base + bias.float()
+        best = base.topk(count, dim=-1)
+        bias = torch.einsum("rkd,rd->rk", self._markov_rows[best.indices].float(), serial.float())
+        # What is left out keeps its base logit: the law the token is drawn from is whatever stands here.
+        return base.scatter_add(-1, best.indices, bias)
+
+    def _choose(self, drafts: Sequence[_Draft], slot: int, logits: torch.Tensor) -> list[int]:
+        """A token for every draft that is not finished; the others repeat theirs, unread."""
+        greedy = [index for index, draft in enumerate(drafts) if draft.request.sampler.is_trivial]
+        chosen = [0] * len(drafts)
+        if greedy:
+            columns = logits.argmax(-1) if len(greedy) == len(drafts) else logits[greedy].argmax(-1)
+            tokens = columns if self._ids is None else self._ids[columns]
+            tops: list[float] = []
+            if self._model.confidence_head is None:
+                rows = logits if len(greedy) == len(drafts) else logits[greedy]
+                tops = (rows.amax(-1) - rows.logsumexp(-1)).exp().tolist()
+            for place, (index, token) in enumerate(zip(greedy, tokens.tolist(), strict=True)):
+                chosen[index] = token
+                if slot < drafts[index].limit:
+                    self._take(drafts[index], token, None, tops[place] if tops else 0.0)
+        for index, draft in enumerate(drafts):
+            if draft.request.sampler.is_trivial:
+                continue
+            if slot >= draft.limit:
+                chosen[index] = draft.tokens[-1]
+                continue
+            history = draft.request.token_ids
+            token, probs, top = draft.request.sampler.draft(
+                logits[index], history, draft.tokens, len(history) + len(draft.tokens), self._ids
+            )
+            chosen[index] = token
+            self._take(draft, token, probs, top)
+        return chosen
+
+    def _take(self, draft: _Draft, token: int, probs: torch.Tensor | None, top: float) -> None:
+        if self._model.confidence_head is None:
+            bucket = min(int(top * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
+            draft.buckets.append(bucket)
+            draft.expect(self._hits.rate(bucket))
+        draft.tokens.append(token)
+        if probs is not None:
+            draft.probs.append(probs)
+
+    def _probability(self, draft: _Draft, slot: int, logit: float) -> float:
+        """The confidence head's answer, corrected for the kind of request."""
+        if self._calibration is not None:
+            temperatures = self._calibration.temperatures_for(draft.request.sampler.is_greedy)
+            if temperatures is not None:
+                logit /= temperatures[slot]
+        return 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, logit))))
+
+    def _learn(self, requests: Sequence[DraftRequest]) -> None:
+        """Without a confidence head: score the last proposals against what was committed since."""
+        for request in requests:
+            pending = self._pending.pop(request.row, None)
+            if pending is None:
+                continue
+            committed = request.token_ids[pending.start :]
+            for token, guess, bucket in zip(committed, pending.tokens, pending.buckets, strict=False):
+                self._hits.record(bucket, token == guess)
+                if token != guess:
+                    break
+
+
+def _bucket_centre(bucket: int) -> float:
+    """Before anything is known, a draft is expected to be accepted as often as the drafter is confident."""
+    return (bucket + 0.5) / _CONFIDENCE_BUCKETS
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A proposal whose fate is not known yet."""
+
+    start: int
+    """Length of the history it continued."""
+    tokens: Sequence[int]
+    buckets: Sequence[int]
+
+
+class _Draft:
+    """One request's draft while it grows."""
+
+    __slots__ = ("buckets", "limit", "probs", "request", "survival", "tokens")
+
+    def __init__(self, request: DraftRequest, limit: int) -> None:
+        self.request = request
+        self.limit = limit
+        self.tokens: list[int] = []
+        self.buckets: list[int] = []
+        self.survival: list[float] = []
+        self.probs: list[torch.Tensor] = []
+
+    def expect(self, rate: float) -> None:
+        """Extend the survival by the next token's acceptance probability, before that token is chosen."""
+        if len(self.survival) < self.limit:
+            before = self.survival[-1] if self.survival else 1.0
+            self.survival.append(max(_LEAST_SURVIVAL, before * rate))
+
+    def proposal(self) -> Proposal:
+        """The finished draft."""
+        return Proposal(self.tokens, torch.stack(self.probs) if self.probs else None, tuple(self.survival))

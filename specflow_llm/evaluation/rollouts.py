@@ -1,0 +1,133 @@
+"""Rounds with everything verified that was drafted: what acceptance and calibration are counted from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specflow.policies import Fixed
+from specflow.types import RoundReport
+
+from ..calibration import CalibratedDrafter, CalibrationTable
+from ..config import SamplingParams, Speculation, Verification
+from ..drafters import Drafter
+from ..engine import Completion, Update
+from ..hub import LoadedModel
+from ..llm import LLM
+from ..records import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What one drafter did for one list of requests."""
+
+    rounds: tuple[RoundRecord, ...]
+    """By request, in order."""
+    gives_survival: bool
+    """False where the drafter made no estimates: the rounds say 1.0 everywhere then."""
+    completions: tuple[Completion, ...]
+    set_aside: CalibrationTable | None
+    """The drafter's own calibration, which was switched off meanwhile: rounds hold raw confidences."""
+
+
+class _Recorder:
+    """Keeps what calibration and acceptance need of every round."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, list[tuple[int, Sequence[float] | None, int, int]]] = {}
+
+    def on_round(self, report: RoundReport) -> None:
+        """See :class:`specflow.protocols.Observer`."""
+        entries = zip(report.chain_ids, report.drafted, report.survival, report.accepted, report.emitted, strict=True)
+        for chain, drafted, survival, accepted, emitted in entries:
+            self.rounds.setdefault(int(chain), []).append((drafted, survival, accepted, emitted))
+
+
+def roll_out(  # noqa: PLR0913 - one measurement, by keyword
+    loaded: LoadedModel,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    categories: Sequence[str],
+    draft_tokens: int,
+    batch_size: int,
+    verification: Verification = "auto",
+    check_model: bool = True,
+    on_token: Callable[[int], None] = lambda _count: None,
+) -> Rollouts:
+    """Decode requests with ``Fixed(draft_tokens)``: whatever is drafted is verified.
+
+    A drafter's own calibration is switched off meanwhile, and on again: temperatures fitted to corrected confidences
+    would correct them twice.
+
+    Args:
+        loaded: the target.
+        drafter: drafts.
+        prompts: token ids.
+        params: settings, one per prompt.
+        categories: of each prompt.
+        draft_tokens: asked for in every round.
+        batch_size: requests decoded together.
+        verification: see :func:`rule_for`.
+        check_model: see :class:`~specflow_llm.llm.LLM`.
+        on_token: told how many tokens came with every update.
+    """
+    recorder = _Recorder()
+    llm = LLM(
+        loaded.model,
+        tokenizer=loaded.tokenizer,
+        speculation=Speculation(
+            drafter=drafter,
+            max_draft_tokens=draft_tokens,
+            policy=Fixed(draft_tokens),
+            verification=rule_for(drafter, verification),
+        ),
+        max_batch_size=batch_size,
+        check_model=check_model,
+        observers=[recorder],
+    )
+    corrects = isinstance(drafter, CalibratedDrafter)
+    table = drafter.calibration if isinstance(drafter, CalibratedDrafter) else None
+    if isinstance(drafter, CalibratedDrafter):
+        drafter.use_calibration(None)
+    try:
+        completions = llm.generate(
+            [list(prompt) for prompt in prompts], list(params), on_update=lambda update: on_token(_tokens(update))
+        )
+    finally:
+        if isinstance(drafter, CalibratedDrafter):
+            drafter.use_calibration(table)
+    rounds: list[RoundRecord] = []
+    gives_survival = True
+    for index, completion in enumerate(completions):
+        position = len(completion.prompt_token_ids)
+        for drafted, survival, accepted, emitted in recorder.rounds[int(completion.request_id)]:
+            gives_survival &= not drafted or survival is not None
+            rounds.append(
+                RoundRecord(
+                    request=index,
+                    category=categories[index],
+                    position=position,
+                    survival=(1.0,) * drafted if survival is None else tuple(map(float, survival)),
+                    accepted=accepted,
+                    emitted=emitted,
+                )
+            )
+            position += emitted
+    return Rollouts(tuple(rounds), gives_survival, tuple(completions), table if corrects else None)
+
+
+def rule_for(drafter: Drafter, verification: Verification) -> Verification:
+    """The acceptance rule of sampled requests.
+
+    Requests of a measurement are seeded, and ``auto`` would match seeded requests to the plain run. Most users do not
+    seed; they get block verification where the drafter gives probabilities, and that is measured.
+    """
+    if verification != "auto":
+        return verification
+    return "block" if drafter.gives_probs else "coupled"
+
+
+def _tokens(update: Update) -> int:
+    return len(update.token_ids)

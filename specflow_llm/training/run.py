@@ -1,0 +1,282 @@
+"""From a target to a trained drafter in a folder: text, features, training, figures. Every stage can be interrupted.
+
+The folder holds ``samples.jsonl`` (text), ``training.pt`` (where training is), and at the end ``config.json`` and
+``model.safetensors`` (the drafter) and ``README.md`` (its model card).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specflow.errors import InvalidSettingError
+
+from ..dspark import TargetAdapter
+from ..errors import TrainingError
+from ..llm import LLM
+from ..provenance import provenance
+from .features import CACHE_DTYPE, FeatureCache, FeatureSource, LiveFeatures, cache_bytes, cached_layers
+from .kinds import build_kind
+from .samples import OPENERS, Sample, SampleMaker, SampleSettings, read_samples
+from .settings import TrainSettings
+from .students import Trainee
+from .trainer import Measured, Report, Trainer
+from .world import World
+
+SAMPLES_FILE = "samples.jsonl"
+CARD_FILE = "README.md"
+_LEAST_ANSWER = 14  # conversations in which less is to be learned are left out, as DeepSpec does
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What to train, from what, and where to put it."""
+
+    out: Path
+    kind: str = "dspark"
+    """One of :data:`.kinds.KINDS`."""
+    data: SampleSettings = field(default_factory=SampleSettings)
+    training: TrainSettings = field(default_factory=TrainSettings)
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the drafter's config (:class:`~specflow_llm.dspark.DSparkConfig`,
+    :class:`~specflow_llm.drafters.ConvConfig`) to set otherwise than the kind's ``design`` does."""
+    prompts: Path | None = None
+    """JSON lines with ``prompt`` or ``turns``; None has the target ask itself."""
+    samples: Path | None = None
+    """Training text made before; None makes it in ``out``."""
+    start_from: Path | None = None
+    """A drafter to go on from; its config is kept."""
+    fresh: bool = False
+    """Start from random weights even where the target's layers could be copied."""
+    cache: Path | None = None
+    """Where to keep features; None runs the target in every epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came out."""
+
+    folder: Path
+    held_out: Measured | None
+    num_samples: int
+    num_tokens: int
+    seconds: float
+
+
+class TrainingRun:
+    """Carries out a plan.
+
+    Args:
+        llm: the target, loaded without a drafter.
+        plan: what to do.
+        notify: told what begins.
+        on_sample: told (samples made, samples wanted) while text is made.
+        on_shard: told (shards done, shards in all) while features are cached.
+        on_report: told about progress in training.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        plan: TrainingPlan,
+        *,
+        notify: Callable[[str], None] = lambda _message: None,
+        on_sample: Callable[[int, int], None] = lambda _done, _all: None,
+        on_shard: Callable[[int, int], None] = lambda _done, _all: None,
+        on_report: Callable[[Report], None] = lambda _report: None,
+    ) -> None:
+        self._llm, self._plan = llm, plan
+        self._notify, self._on_sample, self._on_shard, self._on_report = notify, on_sample, on_shard, on_report
+        self._adapter = TargetAdapter(llm.model)
+        self._kind = build_kind(plan.kind, self._adapter, llm.tokenizer)
+        self._world = World.join(llm.model.device)
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes files and talks."""
+        return self._world.is_first
+
+    def run(self) -> Trained:
+        """All stages; those that are done already are passed over.
+
+        Raises:
+            TrainingError: the plan cannot work, or what the folder holds belongs to another one.
+        """
+        started = time.perf_counter()
+        plan = self._plan
+        start, config = self._start()  # refused before hours of making text
+        samples = self.samples()
+        model: Trainee = start or self._kind.new(
+            config, samples, seed=plan.training.seed, fresh=plan.fresh, notify=self._notify
+        )
+        self._notify(self._kind.describe(model, samples))
+        source = self._source(self._kind.layers(config), samples)
+        trainer = Trainer(self._adapter, model, samples, source, plan.training, plan.out, self._world)
+        if trainer.resume():
+            self._notify(f"going on from step {trainer.step} of {trainer.num_steps}")
+        trainer.run(self._on_report)
+        held_out = trainer.measure(limit=256) if trainer.held_out else None
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        result = Trained(plan.out, held_out, len(samples), tokens, time.perf_counter() - started)
+        if self._world.is_first:
+            self._export(model, result, trainer.num_steps)
+        self._world.wait()
+        return result
+
+    def _start(self) -> tuple[Trainee | None, Any]:
+        """The drafter to go on from, if there is one, and the config of the drafter to train."""
+        plan = self._plan
+        if plan.start_from is None:
+            return None, self._kind.design(plan.drafter)
+        if plan.drafter:
+            raise TrainingError(
+                f"the drafter in {plan.start_from} has its sizes already", "leave the drafter's settings out"
+            )
+        model: Trainee = self._kind.load(plan.start_from)
+        return model, model.config
+
+    # --- Text ---------------------------------------------------------------------------------------------------------
+
+    def samples(self) -> list[Sample]:
+        """The training text; what is absent is made first.
+
+        Raises:
+            TrainingError: prompts or text cannot be read, or nothing is left to learn from.
+        """
+        plan = self._plan
+        path = plan.samples or plan.out / SAMPLES_FILE
+        if plan.samples is None and self._world.is_first:
+            self._make(path)
+        self._world.wait()
+        vocab = self._adapter.vocab_size
+        found = read_samples(path)
+        if any(max(sample.token_ids) >= vocab for sample in found):
+            raise TrainingError(f"{path} holds token ids that this target does not know", "make the text anew")
+        usable = [sample for sample in found if len(sample.token_ids) - sample.first_own >= _LEAST_ANSWER]
+        if not usable:
+            raise TrainingError(f"{path} holds no conversation long enough to learn from", "make more samples")
+        return usable
+
+    def _make(self, path: Path) -> None:
+        plan = self._plan
+        prompts = None if plan.prompts is None else self._read_prompts(plan.prompts)
+        wanted = plan.data.num_samples if prompts is None else min(plan.data.num_samples, len(prompts))
+        self._check_recipe(prompts)
+        maker = SampleMaker(self._llm, plan.data, prompts=prompts)
+        done = len(read_samples(path)) if path.exists() else 0
+        if done < wanted:
+            self._notify(f"making training text: {done} of {wanted} conversations are there")
+        for made, _sample in enumerate(maker.run(path), done + 1):
+            self._on_sample(made, wanted)
+
+    def _check_recipe(self, prompts: Sequence[Sequence[int]] | None) -> None:
+        """Text of two recipes must not end up in one file."""
+        plan = self._plan
+        recipe = {
+            "target": self._adapter.name,
+            "vocab_size": self._adapter.vocab_size,
+            "prompts": None if prompts is None else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+            "openers": hashlib.sha256("\0".join(OPENERS).encode()).hexdigest() if prompts is None else None,
+            **{name: value for name, value in asdict(plan.data).items() if name != "num_samples"},
+            "temperatures": list(plan.data.temperatures),
+        }
+        path = plan.out / "samples.json"
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            differing = sorted(name for name in recipe if found.get(name) != recipe[name])
+            if differing:
+                raise TrainingError(
+                    f"the text in {plan.out} was made with other {', '.join(differing)}",
+                    "use another --out folder, or the settings it was made with",
+                )
+            return
+        plan.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+
+    def _read_prompts(self, path: Path) -> list[list[int]]:
+        prompts: list[list[int]] = []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrainingError(f"{path} cannot be read ({error})", "give a UTF-8 file with JSON lines") from error
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+                text = entry["prompt"] if "prompt" in entry else entry["turns"][0]
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                raise TrainingError(
+                    f"line {number} of {path} has no prompt ({error})", 'write {"prompt": "..."} on every line'
+                ) from error
+            chat = getattr(self._llm.tokenizer, "chat_template", None)
+            prompts.append(self._llm.encode([{"role": "user", "content": text}] if chat else text, number))
+        if not prompts:
+            raise TrainingError(f"{path} holds no prompts", 'write {"prompt": "..."} on every line')
+        return prompts
+
+    # --- Features -----------------------------------------------------------------------------------------------------
+
+    def _source(self, layers: Sequence[int], samples: Sequence[Sample]) -> FeatureSource:
+        plan = self._plan
+        if plan.cache is None:
+            return LiveFeatures(self._adapter, layers, samples)
+        layers = tuple(layers) or cached_layers(plan.cache)  # a cache with features serves who needs none, too
+        live = LiveFeatures(self._adapter, layers, samples, dtype=CACHE_DTYPE)
+        size = cache_bytes(samples, len(layers), self._adapter.hidden_size)
+        self._notify(f"features of all text take {size / 1e9:.2f} GB in {plan.cache}")
+        digest = hashlib.sha256()
+        for sample in samples:
+            digest.update(sample.to_line().encode())
+        identity = {
+            "target": self._adapter.name,
+            "layers": list(layers),
+            "samples": digest.hexdigest(),
+        }
+        cache = FeatureCache(plan.cache, live, identity, len(samples))
+        if self._world.is_first:
+            cache.build(self._on_shard)
+        self._world.wait()
+        return cache
+
+    # --- Result -------------------------------------------------------------------------------------------------------
+
+    def _export(self, model: Trainee, result: Trained, steps: int) -> None:
+        plan = self._plan
+        details = {
+            "trained": {
+                "samples": result.num_samples,
+                "tokens": result.num_tokens,
+                "steps": steps,
+                "start_from": None if plan.start_from is None else plan.start_from.name,
+                "data": {**asdict(plan.data), "temperatures": list(plan.data.temperatures)},
+                "settings": plan.training.to_dict(),
+                "held_out": None if result.held_out is None else asdict(result.held_out),
+                "provenance": dict(provenance(device=self._adapter.device, dtype=self._adapter.dtype)),
+            }
+        }
+        self._kind.save(model, plan.out, details)
+        card = self._kind.card(model.config, details["trained"])
+        (plan.out / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def plan_from_file(values: Mapping[str, Any], plan: TrainingPlan) -> TrainingPlan:
+    """A plan with the sections of a settings file put in.
+
+    Raises:
+        InvalidSettingError: a setting is unknown, or cannot work.
+    """
+    try:
+        data = SampleSettings(**dict(values.get("data", {})))
+    except TypeError as error:
+        raise InvalidSettingError("data", values.get("data"), f"fields of SampleSettings ({error})") from error
+    training = TrainSettings.from_dict(values.get("training", {}))
+    return TrainingPlan(**{**plan.__dict__, "data": data, "training": training, "drafter": values.get("drafter", {})})
+
+
+__all__ = ["Trained", "TrainingPlan", "TrainingRun", "plan_from_file"]

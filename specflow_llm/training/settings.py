@@ -1,0 +1,119 @@
+"""How a drafter is trained: one frozen object, one file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from specflow.errors import InvalidSettingError
+
+from ..errors import TrainingError
+from .objective import LossWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Optimisation; the defaults are DSpark's (arXiv:2607.05147, section 4.1) where they fit one small machine.
+
+    Raises:
+        InvalidSettingError: a field has a value that cannot work; the message names it.
+    """
+
+    epochs: float = 4.0
+    """Passes over the data."""
+    batch_size: int = 16
+    """Sequences per step, over all processes."""
+    num_anchors: int = 64
+    """Blocks per sequence and step; other ones in every epoch."""
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    """Fraction of the steps in which the rate rises; it falls along a cosine to ``final_rate`` afterwards."""
+    final_rate: float = 0.0
+    """Fraction of the learning rate at the end."""
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    loss: LossWeights = field(default_factory=LossWeights)
+    loss_chunk: int = 512
+    """Slots whose logits exist at the same time."""
+    max_length: int = 1024
+    """Longer conversations are cut."""
+    held_out: float = 0.05
+    """Fraction of the conversations kept for measuring."""
+    checkpoint_steps: int = 100
+    """Steps between checkpoints."""
+    report_steps: int = 10
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        """Validate every field."""
+        for name in ("batch_size", "num_anchors", "loss_chunk", "checkpoint_steps", "report_steps"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise InvalidSettingError(name, value, "an integer >= 1")
+        for name in ("epochs", "learning_rate", "grad_clip"):
+            if not getattr(self, name) > 0.0:
+                raise InvalidSettingError(name, getattr(self, name), "a number > 0")
+        for name in ("warmup", "final_rate"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidSettingError(name, getattr(self, name), "a fraction in [0, 1]")
+        if not 0.0 <= self.held_out < 1.0:
+            raise InvalidSettingError("held_out", self.held_out, "a fraction in [0, 1)")
+        if self.weight_decay < 0.0:
+            raise InvalidSettingError("weight_decay", self.weight_decay, "a number >= 0")
+        if self.max_length < 8:
+            raise InvalidSettingError("max_length", self.max_length, "an integer >= 8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainSettings:
+        """Read :meth:`to_dict` back; absent fields have their defaults.
+
+        Raises:
+            InvalidSettingError: a field is unknown, or has a value that cannot work.
+        """
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise InvalidSettingError("training settings", unknown, f"no fields but {', '.join(sorted(known))}")
+        given = dict(values)
+        if isinstance(given.get("loss"), Mapping):
+            given["loss"] = LossWeights(**given["loss"])
+        return cls(**given)
+
+    def with_(self, **changes: Any) -> TrainSettings:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """Learning rate of a step, from 0: linear warm-up, then a cosine (Loshchilov and Hutter 2017)."""
+        rising = max(1, round(self.warmup * num_steps))
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        done = (step - rising) / max(1, num_steps - rising)
+        return self.learning_rate * (
+            self.final_rate + (1.0 - self.final_rate) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        )
+
+
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """A settings file: JSON with the sections ``data``, ``drafter`` and ``training``, each optional.
+
+    Raises:
+        TrainingError: the file cannot be read, or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} cannot be read ({error})", "give a JSON file") from error
+    if not isinstance(found, dict) or set(found) - {"data", "drafter", "training"}:
+        raise TrainingError(
+            f"{path} does not hold training settings", "give an object with 'data', 'drafter' and 'training'"
+        )
+    return found
