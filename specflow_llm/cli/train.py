@@ -41,7 +41,6 @@ def train(  # noqa: PLR0913 - one argument per option
     config: Annotated[
         Path | None,
         typer.Option(
-            exists=True,
             dir_okay=False,
             help="JSON with the sections data, drafter and training; options given here come first.",
         ),
@@ -49,7 +48,6 @@ def train(  # noqa: PLR0913 - one argument per option
     prompts: Annotated[
         Path | None,
         typer.Option(
-            exists=True,
             dir_okay=False,
             rich_help_panel=_DATA,
             show_default="the target asks itself",
@@ -62,7 +60,6 @@ def train(  # noqa: PLR0913 - one argument per option
     text: Annotated[
         Path | None,
         typer.Option(
-            exists=True,
             dir_okay=False,
             rich_help_panel=_DATA,
             help="Conversations made before (a samples.jsonl); nothing is made.",
@@ -88,9 +85,7 @@ def train(  # noqa: PLR0913 - one argument per option
     ] = None,
     start_from: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, file_okay=False, rich_help_panel=_TRAINING, help="Go on from a trained drafter's weights."
-        ),
+        typer.Option(file_okay=False, rich_help_panel=_TRAINING, help="Go on from a trained drafter's weights."),
     ] = None,
     fresh: Annotated[
         bool,

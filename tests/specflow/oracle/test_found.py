@@ -126,6 +126,11 @@ FOUND: dict[str, Example] = {
         [0, 0, 0, 0],
         Case(("oracle", "oracle"), depth=3, ahead=True, seed=6),
     ),
+    "an attempt counted as certain before it was known whether what it had read still stood": Example(
+        (("call", "read", 0, 0), ("call", "swap", 0, 0), ("call", "read", 0, 0), ("call", "read", 0, 0)),
+        [0, 0, 0, 0],
+        Case(("oracle", "oracle"), depth=2, money=1.0, seed=1),
+    ),
 }
 """What was wrong, and how it shows."""
 
