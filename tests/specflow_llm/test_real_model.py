@@ -11,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specflow_llm import LLM, ModelNotFoundError, SamplingParams, Speculation
+from specflow_llm.drafters import CombinedDrafter, DSparkDrafter, NGramDrafter, shipped_drafter
+from specflow_llm.dspark import TargetAdapter
 from specflow_llm.hub import BUILTIN_MODELS, DEMO_MODEL, ensure_builtin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,10 +65,18 @@ def gap_at(model: Any, prefix: list[int]) -> float:
     return float(best[0] - best[1])
 
 
-def test_answers_equal_generate_token_for_token(demo: tuple[Any, Any, list[list[int]], list[list[int]]]) -> None:
+@pytest.mark.parametrize("name", ["ngram", "dspark", "both"])
+def test_answers_equal_generate_token_for_token(
+    demo: tuple[Any, Any, list[list[int]], list[list[int]]], name: str
+) -> None:
     """Speculative answers of the unmodified model, decoded in ragged batches of 8, are those of ``generate``."""
     model, tokenizer, prompts, answers = demo
-    llm = LLM(model, tokenizer=tokenizer, speculation=Speculation(policy="fixed", max_draft_tokens=8), max_batch_size=8)
+    drafter: Any = NGramDrafter()
+    if name != "ngram":
+        trained = DSparkDrafter.load(shipped_drafter(DEMO_MODEL), TargetAdapter(model))
+        drafter = trained if name == "dspark" else CombinedDrafter(drafter, trained)
+    setting = Speculation(drafter=drafter, policy="fixed", max_draft_tokens=8)
+    llm = LLM(model, tokenizer=tokenizer, speculation=setting, max_batch_size=8)
     outs = llm.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS))
     assert len(outs) >= 30
     assert len({token for answer in answers for token in answer}) > 500
