@@ -7,8 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from specflow.errors import InvalidSettingError
-
+from ..pictures import new_figure
 from .run import BenchReport
 from .summary import PHASES, Summary
 
@@ -37,19 +36,7 @@ def save_plot(report: BenchReport, path: Path) -> None:
     Raises:
         InvalidSettingError: matplotlib is not installed, or cannot write this format.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an optional extra, and slow to import
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidSettingError(
-            "plot", str(path), "matplotlib; install it with pip install 'specflow-engine[bench]'"
-        ) from error
-    figure = Figure(figsize=(13, 9), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    if path.suffix.lstrip(".").lower() not in canvas.get_supported_filetypes():
-        raise InvalidSettingError(
-            "plot", str(path), f"a suffix among {', '.join(sorted(canvas.get_supported_filetypes()))}"
-        )
+    figure = new_figure(path, (13, 9))
     upper, lower = figure.subplots(2, 1, height_ratios=(3, 2))
     _draw_categories(upper, report)
     _draw_phases(lower, report)

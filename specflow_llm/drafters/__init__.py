@@ -89,8 +89,10 @@ def _named(name: str, target: TargetFacts) -> Drafter:
     if file_layout(Path(name)) is not None:
         return DSparkDrafter.load(name, _adapter(name, target), tokenizer=target.tokenizer)
     if "+" in name and not Path(name).exists():
-        drafters = [_named(part, target) for part in name.split("+")]
-        return CombinedDrafter(*drafters, costs=[_cost(drafter) for drafter in drafters])
+        parts = name.split("+")
+        drafters = [_named(part, target) for part in parts]
+        costs = [0.0 if part in BUILTIN_DRAFTERS else _cost(mate) for part, mate in zip(parts, drafters, strict=True)]
+        return CombinedDrafter(*drafters, costs=costs)
     try:
         loaded = load_model(name, dtype=target.dtype, device=target.device)
     except ModelNotFoundError as error:
@@ -104,8 +106,6 @@ def _named(name: str, target: TargetFacts) -> Drafter:
 
 def _cost(drafter: Drafter) -> float:
     """Roughly what asking a drafter takes, as a share of a target forward; the adaptive policy measures it anyway."""
-    if isinstance(drafter, tuple(type(build()) for build in BUILTIN_DRAFTERS.values())):
-        return 0.0
     return 0.12 if isinstance(drafter, DSparkDrafter) else 0.25
 
 

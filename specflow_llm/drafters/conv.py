@@ -19,9 +19,7 @@ from ..packing import PackedLinear, can_pack
 from .base import DrafterBase, DraftRequest, Proposal, RowId
 from .conv_checkpoint import load_conv
 from .conv_model import ConvConfig, ConvModel, SharedTables
-from .survival import HitTable
-
-_CONFIDENCE_BUCKETS = 16
+from .survival import HitTable, confidence_bucket, confidence_prior
 
 
 class ConvDrafter(DrafterBase):
@@ -54,7 +52,7 @@ class ConvDrafter(DrafterBase):
         self._head = _Head(model, pack=pack and can_pack(model))
         self._name = name
         self._rows: dict[RowId, _Row] = {}
-        self._hits = HitTable(_bucket_centre)
+        self._hits = HitTable(confidence_prior)
 
     @classmethod
     def load(cls, folder: str | Path, adapter: TargetAdapter, *, name: str | None = None) -> ConvDrafter:
@@ -161,10 +159,7 @@ class ConvDrafter(DrafterBase):
         if row is None:
             return
         start, tokens, buckets = row.pending
-        for true, token, bucket in zip(request.token_ids[start:], tokens, buckets, strict=False):
-            self._hits.record(bucket, token == true)
-            if token != true:
-                break
+        self._hits.score(tokens, buckets, request.token_ids[start:])
         row.pending = (0, [], [])
 
 
@@ -207,11 +202,6 @@ class _Head:
         return self._model.finish(self._module(hidden))
 
 
-def _bucket_centre(bucket: int) -> float:
-    """Before anything is known, a draft is expected to be accepted as often as the model is confident."""
-    return (bucket + 0.5) / _CONFIDENCE_BUCKETS
-
-
 @dataclass(slots=True)
 class _Row:
     """What is held for one request."""
@@ -236,7 +226,7 @@ class _Draft:
 
     def take(self, token: int, probs: torch.Tensor | None, confidence: float, hits: HitTable) -> None:
         """Append a token. Its survival depends on the law's confidence, not on the token."""
-        bucket = min(int(confidence * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
+        bucket = confidence_bucket(confidence)
         self.survival.append((self.survival[-1] if self.survival else 1.0) * hits.rate(bucket))
         self.buckets.append(bucket)
         self.tokens.append(token)

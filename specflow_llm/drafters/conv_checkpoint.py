@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from specflow.errors import InvalidSettingError
 
 from ..dspark import TargetAdapter
-from ..dspark.checkpoint import CONFIG_FILE, WEIGHTS_FILE, write_whole
+from ..dspark.checkpoint import CONFIG_FILE, WEIGHTS_FILE, has_format, write_folder
 from ..errors import CheckpointError, DrafterError
 from .conv_model import ConvConfig, ConvModel, SharedTables
 
@@ -36,25 +36,12 @@ def save_conv(
         dtype: of the stored weights.
         extra: what else to note in ``config.json``, for example how it was trained.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int32)).cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if tensor is not None
-    }
-    write_whole(folder / WEIGHTS_FILE, lambda path: save_file(tensors, path))
-    described = {"format": FORMAT, "version": VERSION, "config": model.config.to_dict(), **(extra or {})}
-    text = json.dumps(described, indent=2) + "\n"
-    write_whole(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    write_folder(folder, model, {"format": FORMAT, "version": VERSION, "config": model.config.to_dict()}, dtype, extra)
 
 
 def is_conv(folder: Path) -> bool:
     """True when a folder holds a convolutional drafter."""
-    try:
-        described = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(described, dict) and described.get("format") == FORMAT
+    return has_format(folder, FORMAT)
 
 
 def load_conv(folder: Path, adapter: TargetAdapter) -> ConvModel:

@@ -28,9 +28,8 @@ from ..kv_cache import SlotCache
 from ..packing import can_pack, pack_linears, weight_bytes
 from .base import DrafterBase, DraftRequest, Proposal, RowId
 from .slots import SlotOrder, runs
-from .survival import HitTable
+from .survival import HitTable, confidence_bucket, confidence_prior
 
-_CONFIDENCE_BUCKETS = 16
 _LEAST_SURVIVAL = 1e-6
 
 
@@ -80,7 +79,7 @@ class DSparkDrafter(DrafterBase):
         self._cache = SlotCache(model.config.num_layers, max_capacity=model.config.max_positions)
         self._order = SlotOrder()
         self._pending: dict[RowId, _Pending] = {}
-        self._hits = HitTable(_bucket_centre)
+        self._hits = HitTable(confidence_prior)
         self._calibration = calibration
 
     @classmethod
@@ -299,7 +298,7 @@ class DSparkDrafter(DrafterBase):
 
     def _take(self, draft: _Draft, token: int, probs: torch.Tensor | None, top: float) -> None:
         if self._model.confidence_head is None:
-            bucket = min(int(top * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
+            bucket = confidence_bucket(top)
             draft.buckets.append(bucket)
             draft.expect(self._hits.rate(bucket))
         draft.tokens.append(token)
@@ -320,16 +319,7 @@ class DSparkDrafter(DrafterBase):
             pending = self._pending.pop(request.row, None)
             if pending is None:
                 continue
-            committed = request.token_ids[pending.start :]
-            for token, guess, bucket in zip(committed, pending.tokens, pending.buckets, strict=False):
-                self._hits.record(bucket, token == guess)
-                if token != guess:
-                    break
-
-
-def _bucket_centre(bucket: int) -> float:
-    """Before anything is known, a draft is expected to be accepted as often as the drafter is confident."""
-    return (bucket + 0.5) / _CONFIDENCE_BUCKETS
+            self._hits.score(pending.tokens, pending.buckets, request.token_ids[pending.start :])
 
 
 @dataclass(frozen=True, slots=True)

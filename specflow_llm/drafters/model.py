@@ -17,11 +17,7 @@ from ..selfcheck import build_target
 from ..target import SlotTarget
 from .base import DrafterBase, DraftRequest, Proposal, RowId
 from .slots import SlotOrder, runs
-from .survival import HitTable
-
-_CONFIDENCE_BUCKETS = (
-    16  # top probabilities are binned this finely to learn how often a draft at that confidence is accepted
-)
+from .survival import HitTable, confidence_bucket, confidence_prior
 
 
 class ModelDrafter(DrafterBase):
@@ -59,7 +55,7 @@ class ModelDrafter(DrafterBase):
         self._context = architecture.context_length
         self._order = SlotOrder()
         self._rows: dict[RowId, _Row] = {}
-        self._hits = HitTable(_bucket_centre)
+        self._hits = HitTable(confidence_prior)
 
     @property
     def name(self) -> str:
@@ -166,16 +162,8 @@ class ModelDrafter(DrafterBase):
             if row is None:
                 continue
             start, drafted, buckets = row.pending
-            for token, guess, bucket in zip(request.token_ids[start:], drafted, buckets, strict=False):
-                self._hits.record(bucket, token == guess)
-                if token != guess:
-                    break
+            self._hits.score(drafted, buckets, request.token_ids[start:])
             row.pending = (0, [], [])
-
-
-def _bucket_centre(bucket: int) -> float:
-    """Before anything is known, a draft is expected to be accepted as often as the draft model is confident."""
-    return (bucket + 0.5) / _CONFIDENCE_BUCKETS
 
 
 class _Row:
@@ -212,7 +200,7 @@ class _Draft:
         token, probs, confidence = self.request.sampler.draft(
             logits, history, self.tokens, len(history) + len(self.tokens)
         )
-        bucket = min(int(confidence * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
+        bucket = confidence_bucket(confidence)
         self.survival.append((self.survival[-1] if self.survival else 1.0) * hits.rate(bucket))
         self.buckets.append(bucket)
         self.tokens.append(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from specflow.errors import InvalidSettingError
 
@@ -12,6 +12,20 @@ def even_prior(bucket: int) -> float:
     """Expect every kind of prediction to come true half of the time."""
     del bucket
     return 0.5
+
+
+_CONFIDENCE_BUCKETS = 16
+"""Top probabilities are binned this finely to learn how often a draft at that confidence is accepted."""
+
+
+def confidence_bucket(confidence: float) -> int:
+    """The bucket of a top probability in [0, 1], for a table with :func:`confidence_prior`."""
+    return min(int(confidence * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
+
+
+def confidence_prior(bucket: int) -> float:
+    """Before anything is known, a draft is expected to be accepted as often as the drafter is confident."""
+    return (bucket + 0.5) / _CONFIDENCE_BUCKETS
 
 
 class HitTable:
@@ -69,6 +83,19 @@ class HitTable:
         hits = self._hits[bucket] = self._hits.get(bucket, 0.0) * self._decay + hit
         records = self._records[bucket] = self._records.get(bucket, 0.0) * self._decay + 1.0
         self._rates[bucket] = (self._strength * expected + hits) / (self._strength + records)
+
+    def score(self, guesses: Sequence[int], buckets: Sequence[int], true: Sequence[int]) -> None:
+        """Note what became of a draft: hits, and the first miss. Behind it, and behind what is known, nothing is said.
+
+        Args:
+            guesses: the drafted tokens.
+            buckets: the kind of each.
+            true: the tokens that came.
+        """
+        for token, guess, bucket in zip(true, guesses, buckets, strict=False):
+            self.record(bucket, token == guess)
+            if token != guess:
+                break
 
     def rate(self, bucket: int) -> float:
         """Expected probability that the next prediction of this kind comes true.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from specflow.errors import InvalidSettingError
 
@@ -51,6 +52,21 @@ def save_drafter(
         raise CheckpointError(
             folder, "the model was packed for drafting", "save it before a drafter takes it over, or use pack=False"
         )
+    write_folder(folder, model, {"format": FORMAT, "version": VERSION, "config": model.config.to_dict()}, dtype, extra)
+
+
+def write_folder(
+    folder: Path, model: nn.Module, description: Mapping[str, Any], dtype: torch.dtype, extra: Mapping[str, Any] | None
+) -> None:
+    """Write weights and then their description, each whole; drafters of every format lie in such folders.
+
+    Args:
+        folder: made if absent.
+        model: whose weights.
+        description: format, version and config.
+        dtype: of the stored weights.
+        extra: what else to note in ``config.json``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int32)).cpu().contiguous()
@@ -58,8 +74,7 @@ def save_drafter(
         if tensor is not None
     }
     write_whole(folder / WEIGHTS_FILE, lambda path: save_file(tensors, path))
-    described = {"format": FORMAT, "version": VERSION, "config": model.config.to_dict(), **(extra or {})}
-    text = json.dumps(described, indent=2) + "\n"
+    text = json.dumps({**description, **(extra or {})}, indent=2) + "\n"
     write_whole(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -73,11 +88,16 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def is_drafter(folder: Path) -> bool:
     """True when a folder holds a drafter in this library's own layout."""
+    return has_format(folder, FORMAT)
+
+
+def has_format(folder: Path, name: str) -> bool:
+    """True when a folder's ``config.json`` says that it holds a drafter of this format."""
     try:
         described = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(described, dict) and described.get("format") == FORMAT
+    return isinstance(described, dict) and described.get("format") == name
 
 
 def load_drafter(folder: Path) -> DSparkModel:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specflow.errors import InvalidSettingError
-
+from ..pictures import new_figure
 from .confidence import PositionCalibration
 from .lineup import PLAIN
 from .run import DrafterResult, EvaluationReport
@@ -88,19 +87,7 @@ def save_reliability(results: Sequence[DrafterResult], path: Path) -> bool:
 
 
 def _figure(path: Path, size: tuple[float, float]) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an optional extra, slow to import
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidSettingError(
-            "out", str(path), "matplotlib for its pictures; install it with pip install 'specflow-engine[bench]'"
-        ) from error
-    figure = Figure(figsize=size, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    known = canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in known:
-        raise InvalidSettingError("plot", str(path), f"a suffix among {', '.join(sorted(known))}")
-    return figure
+    return new_figure(path, size, setting="out", what="matplotlib for its pictures")
 
 
 def _label(result: DrafterResult) -> str:

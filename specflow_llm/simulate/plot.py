@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specflow.errors import InvalidSettingError
-
+from ..pictures import new_figure
 from .candidates import is_fixed
 from .report import Simulation
 
@@ -25,19 +24,7 @@ def save_plot(simulation: Simulation, path: Path) -> None:
     Raises:
         InvalidSettingError: matplotlib is not installed, or cannot write this format.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an optional extra, and slow to import
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidSettingError(
-            "plot", str(path), "matplotlib; install it with pip install 'specflow-engine[bench]'"
-        ) from error
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    if path.suffix.lstrip(".").lower() not in canvas.get_supported_filetypes():
-        raise InvalidSettingError(
-            "plot", str(path), f"a suffix among {', '.join(sorted(canvas.get_supported_filetypes()))}"
-        )
+    figure = new_figure(path, (9, 6))
     axes = figure.subplots()
     loads = list(simulation.loads)
     colours = iter(_COLOURS * len(simulation.policies))

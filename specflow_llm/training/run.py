@@ -22,7 +22,7 @@ from ..llm import LLM
 from ..provenance import provenance
 from .features import CACHE_DTYPE, FeatureCache, FeatureSource, LiveFeatures, cache_bytes, cached_layers
 from .kinds import build_kind
-from .samples import OPENERS, Sample, SampleMaker, SampleSettings, read_samples
+from .samples import OPENERS, Sample, SampleMaker, SampleSettings, read_samples, samples_digest
 from .settings import TrainSettings
 from .students import Trainee
 from .trainer import Measured, Report, Trainer
@@ -230,14 +230,7 @@ class TrainingRun:
         live = LiveFeatures(self._adapter, layers, samples, dtype=CACHE_DTYPE)
         size = cache_bytes(samples, len(layers), self._adapter.hidden_size)
         self._notify(f"features of all text take {size / 1e9:.2f} GB in {plan.cache}")
-        digest = hashlib.sha256()
-        for sample in samples:
-            digest.update(sample.to_line().encode())
-        identity = {
-            "target": self._adapter.name,
-            "layers": list(layers),
-            "samples": digest.hexdigest(),
-        }
+        identity = {"target": self._adapter.name, "layers": list(layers), "samples": samples_digest(samples)}
         cache = FeatureCache(plan.cache, live, identity, len(samples))
         if self._world.is_first:
             cache.build(self._on_shard)

@@ -7,10 +7,11 @@ drafters that are accepted less (on-policy data; see ``docs/train-a-drafter.md``
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,14 @@ def read_samples(path: Path) -> list[Sample]:
             ) from error
         samples[sample.index] = sample
     return [samples[index] for index in sorted(samples)]
+
+
+def samples_digest(samples: Iterable[Sample]) -> str:
+    """SHA-256 of conversations, in hexadecimal: what tells one data set from another."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(sample.to_line().encode())
+    return digest.hexdigest()
 
 
 class SampleMaker:

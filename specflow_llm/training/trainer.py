@@ -6,14 +6,13 @@ checkpoint computes what it would have computed, and several processes draw what
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ from ..errors import TrainingError
 from .batches import Batch, epoch_order
 from .features import FeatureSource
 from .objective import LossParts, LossWeights, Slots, Teacher, chunked_loss, reference_loss
-from .samples import Sample
+from .samples import Sample, samples_digest
 from .settings import TrainSettings
 from .students import Trainee, build_student
 from .world import World
@@ -252,15 +251,13 @@ class Trainer:
 
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on for training to go on exactly."""
-        digest = hashlib.sha256()
-        for sample in self._samples:
-            digest.update(sample.to_line().encode())
+    @functools.cached_property
+    def _identity(self) -> dict[str, str]:
+        """What a checkpoint must agree on for training to go on exactly; none of it changes while training goes on."""
         return {
             "drafter": json.dumps(self._model.config.to_dict(), sort_keys=True),
             "training": json.dumps(self._settings.to_dict(), sort_keys=True),
-            "data": digest.hexdigest(),
+            "data": samples_digest(self._samples),
         }
 
     def save(self) -> None:
@@ -270,7 +267,7 @@ class Trainer:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"{STATE_FILE}.{os.getpid()}.tmp"
         state = {
-            "identity": self._identity(),
+            "identity": self._identity,
             "step": self.step,
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -288,7 +285,7 @@ class Trainer:
         if not path.exists():
             return False
         state = torch.load(path, map_location=self._adapter.device, weights_only=True)
-        mine = self._identity()
+        mine = self._identity
         differing = [name for name in mine if state["identity"].get(name) != mine[name]]
         if not _same_ids(state["model"].get("draft_ids"), self._model.draft_ids):
             differing.append("draft vocabulary")
