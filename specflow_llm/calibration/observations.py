@@ -14,6 +14,7 @@ from specflow.errors import InvalidSettingError
 
 from ..records import RoundRecord
 from .metrics import Bools, Floats
+from .scaling import Scale, calibrated
 
 EPSILON = 1e-6
 """Conditional probabilities are kept this far from 0 and 1 before their logit is taken."""
@@ -42,15 +43,14 @@ class Observations:
         """[G] known outcomes at each position."""
         return tuple(int(count) for count in self.observed.sum(axis=0))
 
-    def survival(self, temperatures: Sequence[float] | None = None) -> Floats:
-        """[N, G] claimed P(tokens 0..k are all accepted), after division of the logits by ``temperatures`` [G]."""
-        scale = np.ones(self.num_positions) if temperatures is None else np.asarray(temperatures, dtype=np.float64)
-        return np.asarray(np.cumprod(sigmoid(self.logits / scale), axis=1), dtype=np.float64)
+    def survival(self, scales: Sequence[Scale] | None = None) -> Floats:
+        """[N, G] claimed P(tokens 0..k are all accepted), corrected by ``scales`` [G] if given."""
+        return calibrated(self.logits, scales)
 
-    def at(self, position: int, temperatures: Sequence[float] | None = None) -> tuple[Floats, Bools]:
+    def at(self, position: int, scales: Sequence[Scale] | None = None) -> tuple[Floats, Bools]:
         """([n] claimed survival, [n] prefix accepted) of the rounds with a known outcome at a position (from 0)."""
         rows = self.observed[:, position]
-        return self.survival(temperatures)[rows, position], self.accepted[rows, position]
+        return self.survival(scales)[rows, position], self.accepted[rows, position]
 
     def only(self, requests: frozenset[int]) -> Observations:
         """The rounds of some requests."""
@@ -79,11 +79,6 @@ class Observations:
         cut = min(max(1, round(fraction * len(names))), len(names) - 1)
         first = frozenset(names[index] for index in order[:cut])
         return self.only(first), self.only(frozenset(names) - first)
-
-
-def sigmoid(logits: Floats) -> Floats:
-    """1 / (1 + exp(-z)), without overflow."""
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)), dtype=np.float64)
 
 
 def conditional_logits(survival: Sequence[float]) -> list[float]:

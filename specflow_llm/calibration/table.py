@@ -1,4 +1,4 @@
-"""The calibration of a drafter: temperatures by regime, stored as ``calibration.json`` beside its weights.
+"""The calibration of a drafter: scales by regime, stored as ``calibration.json`` beside its weights.
 
 Confidences learned at one sampling temperature are systematically off at another, on other text, or for other weights.
 So a table says what it was fitted on, belongs to one checkpoint, and is applied to the matching kind of request only.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,10 +17,13 @@ from typing import Any, Protocol, Self, runtime_checkable
 from specflow.errors import InvalidSettingError
 
 from ..errors import CheckpointError
+from .fitting import Method, check_method
+from .scaling import Scale
 
 FILE_NAME = "calibration.json"
 FORMAT = "specflow-calibration"
-VERSION = 1
+VERSION = 2
+"""2 has the fitting method and a temperature and shift per position; 1 had temperatures alone, and is still read."""
 
 _GREEDY_BELOW = 1e-5  # as SamplingParams has it
 _WHOLE = 256 * 2**20
@@ -61,38 +63,43 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationEntry:
-    """Temperatures for one regime, and what they changed on requests that were not fitted on."""
+    """Scales for one regime, and what they changed on requests that were not fitted on."""
 
-    temperatures: tuple[float, ...]
+    method: Method
+    """How they were fitted: ``"temperature"`` leaves all shifts at 0."""
+    scales: tuple[Scale, ...]
     """One per position."""
     fitted: tuple[bool, ...]
-    """False where the data said too little: such a position has temperature 1."""
+    """False where the data said too little: such a position has temperature 1 and shift 0."""
     regime: Regime
     counts: tuple[int, ...]
     """Known outcomes per position in the held-out part."""
     ece_before: tuple[float, ...]
     """Calibration error of the raw survival estimates, per position, held out."""
     ece_after: tuple[float, ...]
-    """The same with the temperatures."""
+    """The same with the scales."""
     ece_noise: tuple[float, ...]
     """What perfect estimates would show in as many observations."""
 
     def __post_init__(self) -> None:
         """Validate every field."""
         for field in fields(self):
-            if field.name != "regime":
+            if field.name not in {"method", "regime"}:
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
-        size = len(self.temperatures)
-        if not size or not all(_is_number(value) and value > 0.0 for value in self.temperatures):
-            raise InvalidSettingError("temperatures", self.temperatures, "one number > 0 per position")
+        size = len(self.scales)
+        check_method(self.method)
+        if not size:
+            raise InvalidSettingError("scales", self.scales, "one per position")
+        if self.method == "temperature" and any(scale.shift for scale in self.scales):
+            raise InvalidSettingError("scales", self.scales, "no shifts: temperatures alone were fitted")
         for name in ("fitted", "counts", "ece_before", "ece_after", "ece_noise"):
             if len(getattr(self, name)) != size:
-                raise InvalidSettingError(name, getattr(self, name), f"one value for each of {size} temperatures")
+                raise InvalidSettingError(name, getattr(self, name), f"one value for each of {size} scales")
 
     @property
     def is_identity(self) -> bool:
         """True when applying it changes nothing."""
-        return all(temperature == 1.0 for temperature in self.temperatures)
+        return all(scale.is_identity for scale in self.scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +114,10 @@ class CalibrationTable:
         """The calibration for greedy or for sampled requests; None where there is none."""
         return next((entry for entry in self.entries if entry.regime.is_greedy == is_greedy), None)
 
-    def temperatures_for(self, is_greedy: bool) -> tuple[float, ...] | None:  # noqa: FBT001 - a fact about the request
-        """What to divide the logits by, position by position; None means that they stay raw."""
+    def scales_for(self, is_greedy: bool) -> tuple[Scale, ...] | None:  # noqa: FBT001 - a fact about the request
+        """What corrects the logits, position by position; None means that they stay raw."""
         entry = self.entry_for(is_greedy=is_greedy)
-        return None if entry is None else entry.temperatures
+        return None if entry is None else entry.scales
 
     @property
     def is_identity(self) -> bool:
@@ -162,10 +169,10 @@ class CalibrationTable:
                 path, f"it was fitted to other weights (fingerprint {table.drafter[:12]}, here {found[:12]})", _REMEDY
             )
         for entry in table.entries:
-            if num_positions is not None and len(entry.temperatures) != num_positions:
+            if num_positions is not None and len(entry.scales) != num_positions:
                 raise CheckpointError(
                     path,
-                    f"it has {len(entry.temperatures)} temperatures for a drafter of {num_positions} positions",
+                    f"it has scales for {len(entry.scales)} positions, the drafter has {num_positions}",
                     _REMEDY,
                 )
         return table
@@ -190,11 +197,11 @@ class CalibrationTable:
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise CheckpointError(path, f"it is not of format {FORMAT!r}", _REMEDY)
-            if data.get("version") != VERSION:
-                raise CheckpointError(
-                    path, f"it has version {data.get('version')!r}, this program reads version {VERSION}", _REMEDY
-                )
-            return cls(drafter=str(data["drafter"]), entries=tuple(_entry(item) for item in data["entries"]))
+            version = data.get("version")
+            if version not in {1, VERSION}:
+                raise CheckpointError(path, f"it has version {version!r}, this program reads 1 and {VERSION}", _REMEDY)
+            entries = [_upgraded(item) if version == 1 else item for item in data["entries"]]
+            return cls(drafter=str(data["drafter"]), entries=tuple(map(_entry, entries)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -207,7 +214,7 @@ class CalibratedDrafter(Protocol):
 
     @property
     def num_positions(self) -> int:
-        """Most tokens it drafts at once; a table has as many temperatures."""
+        """Most tokens it drafts at once; a table has as many scales."""
         ...
 
     @property
@@ -260,11 +267,14 @@ def _pieces(path: Path) -> Iterator[bytes]:
 def _entry(data: Mapping[str, Any]) -> CalibrationEntry:
     values = {field.name: data[field.name] for field in fields(CalibrationEntry)}
     regime = Regime(**{field.name: data["regime"][field.name] for field in fields(Regime)})
-    return CalibrationEntry(**{**values, "regime": regime})
+    scales = tuple(Scale(**{field.name: item[field.name] for field in fields(Scale)}) for item in data["scales"])
+    return CalibrationEntry(**{**values, "regime": regime, "scales": scales})
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _upgraded(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry of version 1, as version 2 has it: temperatures alone were fitted then."""
+    scales = [{"temperature": temperature, "shift": 0.0} for temperature in data["temperatures"]]
+    return {**data, "method": "temperature", "scales": scales}
 
 
 def sha256_of(path: Path) -> str:

@@ -40,18 +40,21 @@ def calibrate(  # noqa: PLR0913 - one argument per option
     min_p: options.MinP = 0.0,
     verification: options.VerificationRule = "auto",
     batch_size: BatchSize = 8,
+    method: Annotated[
+        str, typer.Option(help="platt (a temperature and a shift per position) or temperature (the paper's).")
+    ] = "platt",
     fraction: Annotated[float, typer.Option(help="Of the requests, to fit on; the others test.")] = 0.5,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     seed: Annotated[int, typer.Option(help="Chooses prompts, seeds requests, and splits them.")] = 0,
     store: Annotated[
-        bool, typer.Option("--store/--dry-run", help="Store the temperatures beside the checkpoint, or only show them.")
+        bool, typer.Option("--store/--dry-run", help="Store the calibration beside the checkpoint, or only show them.")
     ] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fit one temperature per draft position, test them on other requests, and store them beside the checkpoint."""
-    from ..calibration import CalibrationTable  # noqa: PLC0415 - loads numpy
+    """Fit a temperature and a shift per draft position, test them on other requests, and store them in the folder."""
+    from ..calibration import CalibrationTable, check_method  # noqa: PLC0415 - loads numpy
     from ..errors import CheckpointError  # noqa: PLC0415 - with the rest
     from ..evaluation import calibrate as calibration  # noqa: PLC0415 - loads torch
     from ..evaluation.report import calibration_table  # noqa: PLC0415 - loads torch
@@ -59,6 +62,7 @@ def calibrate(  # noqa: PLR0913 - one argument per option
 
     if not drafter.is_dir():
         raise CheckpointError(drafter, "there is no such folder", "give the folder of a trained drafter")
+    fitting = check_method(method)  # before anything is decoded
     num_positions = None
     stale = CalibrationTable.clear_stale(drafter) if store else None
     if stale is not None:
@@ -87,7 +91,7 @@ def calibrate(  # noqa: PLR0913 - one argument per option
             seed=seed,
             speed=False,
         )
-    found = calibration.fit_and_test(recording, fraction=fraction, seed=seed)
+    found = calibration.fit_and_test(recording, method=fitting, fraction=fraction, seed=seed)
     path = calibration.store(found.entry, drafter, num_positions=num_positions) if store else None
     if as_json:
         regime = found.entry.regime

@@ -42,7 +42,7 @@ class DSparkDrafter(DrafterBase):
     Args:
         model: the drafter's weights; they are moved to the target's device and type.
         adapter: the target.
-        calibration: temperatures for the confidence logits.
+        calibration: scales for the confidence logits, by kind of request and position.
         name: for logs and metrics.
         pack: move float32 layers on CPUs to a layout in which short blocks are cheap.
 
@@ -308,9 +308,9 @@ class DSparkDrafter(DrafterBase):
     def _probability(self, draft: _Draft, slot: int, logit: float) -> float:
         """The confidence head's answer, corrected for the kind of request."""
         if self._calibration is not None:
-            temperatures = self._calibration.temperatures_for(draft.request.sampler.is_greedy)
-            if temperatures is not None:
-                logit /= temperatures[slot]
+            scales = self._calibration.scales_for(draft.request.sampler.is_greedy)
+            if scales is not None:
+                logit = scales[slot].apply(logit)
         return 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, logit))))
 
     def _learn(self, requests: Sequence[DraftRequest]) -> None:

@@ -27,8 +27,9 @@ class MarkovHead(nn.Module, ABC):
         super().__init__()
         self.previous = nn.Embedding(config.vocab_size, config.markov_rank)
         self.output = nn.Linear(config.markov_rank, config.head_size, bias=False)
-        nn.init.normal_(self.previous.weight, std=0.02)
-        nn.init.zeros_(self.output.weight)
+        # The bias starts at zero because W1 does, so that tokens never met in training never bias anything.
+        nn.init.zeros_(self.previous.weight)
+        nn.init.normal_(self.output.weight, std=config.markov_rank**-0.5)
 
     def initial_state(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the first step starts from: hidden is [N, D]."""
@@ -93,6 +94,7 @@ class RnnMarkovHead(MarkovHead):
         super().__init__(config)
         self.rank = config.markov_rank
         self.cell = nn.Linear(config.hidden_size + 2 * config.markov_rank, 3 * config.markov_rank)
+        nn.init.zeros_(self.output.weight)  # z depends on the hidden state, too: it is not zero at the start
 
     def initial_state(self, hidden: torch.Tensor) -> torch.Tensor:
         """Zeros, [N, r]."""

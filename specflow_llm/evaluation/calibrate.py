@@ -1,4 +1,4 @@
-"""Fit temperatures to a drafter's recorded rounds, try them on other requests, and store them beside the checkpoint."""
+"""Fit scales to a drafter's recorded rounds, try them on other requests, and store them beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from specflow.errors import InvalidSettingError
 
-from ..calibration import CalibrationEntry, CalibrationTable, Regime, fingerprint, fit_temperatures, observe
+from ..calibration import CalibrationEntry, CalibrationTable, Method, Regime, fingerprint, fit_scales, observe
 from ..errors import CheckpointError, DataFileError
 from ..records import Recording
 from .confidence import PositionCalibration, positions
@@ -19,15 +19,15 @@ GOAL = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """Fitted temperatures, and what they change on the requests they were not fitted on."""
+    """Fitted scales, and what they change on the requests they were not fitted on."""
 
     entry: CalibrationEntry
     before: tuple[PositionCalibration, ...]
     """Held out, raw."""
     after: tuple[PositionCalibration, ...]
-    """Held out, with the temperatures."""
+    """Held out, with the scales."""
     fit_counts: tuple[int, ...]
-    """Known outcomes per position that the temperatures were fitted on."""
+    """Known outcomes per position that the scales were fitted on."""
 
     @property
     def is_met(self) -> bool:
@@ -39,7 +39,8 @@ class CalibrationResult:
         rows = [
             {
                 "position": after.position,
-                "temperature": temperature,
+                "temperature": scale.temperature,
+                "shift": scale.shift,
                 "fitted": fitted,
                 "fit_count": fit_count,
                 "count": after.count,
@@ -54,11 +55,11 @@ class CalibrationResult:
                 "auc_before": before.auc,
                 "auc_after": after.auc,
             }
-            for before, after, temperature, fitted, fit_count in zip(
-                self.before, self.after, self.entry.temperatures, self.entry.fitted, self.fit_counts, strict=True
+            for before, after, scale, fitted, fit_count in zip(
+                self.before, self.after, self.entry.scales, self.entry.fitted, self.fit_counts, strict=True
             )
         ]
-        return {"positions": rows, "goal": GOAL, "is_met": self.is_met}
+        return {"method": self.entry.method, "positions": rows, "goal": GOAL, "is_met": self.is_met}
 
 
 def check_recording(recording: Recording, folder: Path) -> None:
@@ -89,28 +90,32 @@ def check_recording(recording: Recording, folder: Path) -> None:
         )
 
 
-def fit_and_test(recording: Recording, *, fraction: float = 0.5, seed: int = 0) -> CalibrationResult:
+def fit_and_test(
+    recording: Recording, *, method: Method = "platt", fraction: float = 0.5, seed: int = 0
+) -> CalibrationResult:
     """Fit on some requests, test on the others.
 
-    The temperatures that were tested are the ones to store: nothing is fitted again to all data afterwards.
+    The scales that were tested are the ones to store: nothing is fitted again to all data afterwards.
 
     Args:
         recording: raw confidences, with everything verified that was drafted.
+        method: ``"platt"``: a temperature and a shift per position; ``"temperature"``: the paper's.
         fraction: of the requests, to fit on.
         seed: of the choice.
 
     Raises:
-        InvalidSettingError: nothing was drafted, or there are fewer than two requests.
+        InvalidSettingError: nothing was drafted, there are fewer than two requests, or no such method.
     """
     header = recording.header
     observations = observe(recording.rounds)
     fitting, testing = observations.split(fraction, seed=seed)
-    scaling = fit_temperatures(fitting)
-    before, after = positions(testing), positions(testing, scaling.temperatures)
+    scaling = fit_scales(fitting, method=method)
+    before, after = positions(testing), positions(testing, scaling.scales)
     origin = header.provenance
     sampling = origin.get("sampling", {})
     entry = CalibrationEntry(
-        temperatures=scaling.temperatures,
+        method=method,
+        scales=scaling.scales,
         fitted=scaling.fitted,
         regime=Regime(
             target=str(origin.get("model", "unknown")),
@@ -149,7 +154,7 @@ def store(entry: CalibrationEntry, folder: Path, *, num_positions: int | None = 
         CheckpointError: the folder holds no weights.
         InvalidSettingError: the calibration has fewer positions than the drafter.
     """
-    size = len(entry.temperatures)
+    size = len(entry.scales)
     if num_positions is not None and size != num_positions:
         raise InvalidSettingError(
             "draft_tokens", size, f"{num_positions} or more: a calibration needs all positions that the drafter drafts"

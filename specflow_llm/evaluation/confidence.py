@@ -10,6 +10,7 @@ from ..calibration import (
     NUM_BINS,
     Observations,
     ReliabilityBin,
+    Scale,
     area_under_curve,
     brier_score,
     calibration_noise,
@@ -41,18 +42,18 @@ class PositionCalibration:
 
 
 def positions(
-    observations: Observations, temperatures: Sequence[float] | None = None, *, bins: int = NUM_BINS
+    observations: Observations, scales: Sequence[Scale] | None = None, *, bins: int = NUM_BINS
 ) -> tuple[PositionCalibration, ...]:
     """Calibration of every position.
 
     Args:
         observations: of rounds with everything verified.
-        temperatures: one per position; None judges the raw estimates.
+        scales: one per position; None judges the raw estimates.
         bins: of the ECE and of the reliability plot.
     """
     found = []
     for position in range(observations.num_positions):
-        claimed, accepted = observations.at(position, temperatures)
+        claimed, accepted = observations.at(position, scales)
         size = claimed.size
         found.append(
             PositionCalibration(
@@ -76,7 +77,7 @@ class Confidence:
 
     raw: tuple[PositionCalibration, ...]
     corrected: tuple[PositionCalibration, ...] | None
-    temperatures: tuple[float, ...] | None
+    scales: tuple[Scale, ...] | None
     """Of the correction."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,17 +85,17 @@ class Confidence:
         return asdict(self)
 
 
-def judge(rounds: Sequence[RoundRecord], temperatures: Sequence[float] | None) -> Confidence | None:
+def judge(rounds: Sequence[RoundRecord], scales: Sequence[Scale] | None) -> Confidence | None:
     """Calibration of the estimates in recorded rounds; None where nothing was drafted.
 
     Args:
         rounds: with the drafter's raw estimates.
-        temperatures: of its calibration for this kind of request; one per position or more; None for none.
+        scales: of its calibration for this kind of request; one per position or more; None for none.
     """
     if not any(record.survival for record in rounds):
         return None
     observations = observe(rounds)
-    if temperatures is None or len(temperatures) < observations.num_positions:
+    if scales is None or len(scales) < observations.num_positions:
         return Confidence(positions(observations), None, None)
-    fitting = tuple(temperatures[: observations.num_positions])
+    fitting = tuple(scales[: observations.num_positions])
     return Confidence(positions(observations), positions(observations, fitting), fitting)

@@ -105,7 +105,7 @@ def confidence_table(result: DrafterResult, confidence: Confidence) -> Table:
     )
     names = ["rounds", "claimed", "accepted", "ECE", "noise", "Brier", "AUC"]
     if confidence.corrected is not None:
-        names += ["T_k", "claimed'", "ECE'", "Brier'", "AUC'"]
+        names += ["T_k", "b_k", "claimed'", "ECE'", "Brier'", "AUC'"]
     for name in names:
         table.add_column(name, justify="right")
     for index, raw in enumerate(confidence.raw):
@@ -118,10 +118,11 @@ def confidence_table(result: DrafterResult, confidence: Confidence) -> Table:
             f"{raw.brier:.3f}",
             _rate(raw.auc),
         ]
-        if confidence.corrected is not None and confidence.temperatures is not None:
-            better = confidence.corrected[index]
+        if confidence.corrected is not None and confidence.scales is not None:
+            better, scale = confidence.corrected[index], confidence.scales[index]
             cells += [
-                f"{confidence.temperatures[index]:.2f}",
+                f"{scale.temperature:.2f}",
+                f"{scale.shift:+.2f}",
                 f"{better.mean_claimed:.3f}",
                 f"{better.ece:.1%}",
                 f"{better.brier:.3f}",
@@ -158,11 +159,12 @@ def speeds(rows: Sequence[SpeedRow]) -> Table:
 
 
 def calibration_table(found: CalibrationResult, *, goal: float) -> Table:
-    """What temperatures change on requests they were not fitted on."""
-    table = _table("Held-out requests, before and after temperature scaling", "position")
+    """What a calibration changes on requests they were not fitted on."""
+    table = _table(f"Held-out requests, before and after calibration ({found.entry.method})", "position")
     for name in (
         "fitted on",
         "T_k",
+        "b_k",
         "tested on",
         "accepted",
         "claimed",
@@ -174,12 +176,13 @@ def calibration_table(found: CalibrationResult, *, goal: float) -> Table:
         "Brier'",
     ):
         table.add_column(name, justify="right")
-    rows = zip(found.before, found.after, found.entry.temperatures, found.entry.fitted, found.fit_counts, strict=True)
-    for before, after, temperature, fitted, fit_count in rows:
+    rows = zip(found.before, found.after, found.entry.scales, found.entry.fitted, found.fit_counts, strict=True)
+    for before, after, scale, fitted, fit_count in rows:
         table.add_row(
             str(after.position),
             str(fit_count),
-            f"{temperature:.2f}" if fitted else "1 (too few)",
+            f"{scale.temperature:.2f}" if fitted else "1 (too few)",
+            f"{scale.shift:+.2f}" if fitted else "0",
             str(after.count),
             f"{after.mean_accepted:.3f}",
             f"{before.mean_claimed:.3f}",

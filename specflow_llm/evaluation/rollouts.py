@@ -58,7 +58,7 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
 ) -> Rollouts:
     """Decode requests with ``Fixed(draft_tokens)``: whatever is drafted is verified.
 
-    A drafter's own calibration is switched off meanwhile, and on again: temperatures fitted to corrected confidences
+    A drafter's own calibration is switched off meanwhile, and on again: scales fitted to corrected confidences
     would correct them twice.
 
     Args:

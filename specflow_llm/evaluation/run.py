@@ -253,7 +253,7 @@ def _measure(
     )
     categories = by_category(rollouts.rounds, max_draft=longest)
     table = rollouts.set_aside
-    temperatures = None if table is None else table.temperatures_for(is_greedy)
+    scales = None if table is None else table.scales_for(is_greedy)
     return DrafterResult(
         drafter=entrant.name,
         temperature=temperature,
@@ -262,7 +262,7 @@ def _measure(
         categories=categories,
         macro_accepted_length=fmean(counts.mean_accepted_length for counts in categories.values()),
         macro_interval=macro_interval(rollouts.rounds, seed=settings.seed),
-        confidence=judge(rollouts.rounds, temperatures) if rollouts.gives_survival else None,
+        confidence=judge(rollouts.rounds, scales) if rollouts.gives_survival else None,
         rounds=rollouts.rounds,
         header=header,
         num_positions=entrant.drafter.num_positions if isinstance(entrant.drafter, CalibratedDrafter) else None,

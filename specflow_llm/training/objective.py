@@ -128,6 +128,37 @@ def _terms(
     return torch.stack([entropy, divergence, distance]), accept, matches
 
 
+def _terms_and_slope(
+    logits: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor, weights: LossWeights
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`_terms`, and the derivative of their weighted sum with respect to the logits, [n, Vd].
+
+    With p the draft law, t the target's and s = sign(p - t), the three derivatives are ``p - onehot(label)``,
+    ``p * sum(t) - t`` and ``p * (s - <p, s>)``. Written out because it needs fewer passes over
+    [n, Vd] than autograd. ``teacher`` is overwritten.
+    """
+    known = labels >= 0
+    places = labels.clamp(min=0).unsqueeze(-1)
+    best, expected = teacher.max(-1)
+    log_draft = torch.log_softmax(logits, dim=-1)
+    matches = log_draft.argmax(-1) == expected
+    entropy = torch.where(known, -log_draft.gather(-1, places).squeeze(-1), 0.0)
+    target = teacher.exp()
+    mass = target.sum(-1)
+    outside = (1.0 - mass).clamp(min=0.0)
+    divergence = torch.linalg.vecdot(target, teacher.clamp_(min=_LOWEST_LOG).sub_(log_draft))
+    draft = log_draft.exp_()
+    gap = torch.sub(draft, target, out=teacher)
+    distance = gap.abs().sum(-1) + outside
+    sign = gap.sign_()
+    lean = torch.linalg.vecdot(draft, sign)
+    scale = weights.ce * known + weights.kl * mass - weights.tv * lean
+    slope = sign.mul_(weights.tv).add_(scale.unsqueeze(-1)).mul_(draft).sub_(target, alpha=weights.kl)
+    slope.scatter_add_(-1, places, (-weights.ce * known.to(slope.dtype)).unsqueeze(-1))
+    accept = (1.0 - 0.5 * distance).clamp(0.0, 1.0)
+    return torch.stack([entropy, divergence, distance]), accept, matches & (best.exp() >= outside), slope
+
+
 def reference_loss(slots: Slots, head: Head, teacher: Teacher, weights: LossWeights) -> LossParts:
     """The objective in plain PyTorch, all [N, Vd] logits at once."""
     rows = torch.arange(len(slots.hidden), device=slots.hidden.device)
@@ -143,7 +174,7 @@ def chunked_loss(slots: Slots, head: Head, teacher: Teacher, weights: LossWeight
     """The same, with logits of at most ``chunk`` slots alive at any time.
 
     Gradients are taken chunk by chunk in the forward pass, as in fused linear cross entropy (Hsu et al. 2024, "Liger
-    kernel", arXiv:2410.10989), and handed on in the backward pass.
+    kernel", arXiv:2410.10989), in closed form up to the logits, and handed on in the backward pass.
     """
     if chunk < 1:
         raise InvalidSettingError("chunk", chunk, "an integer >= 1")
@@ -183,28 +214,29 @@ class _Chunked(torch.autograd.Function):
         output = None if markov_output is None else markov_output.detach().requires_grad_()
         output_grad = None if output is None else torch.zeros_like(output)
         sums = slot_weights.new_zeros(3)
-        factors = weights.of_terms(sums)
         accept = slot_weights.new_zeros(count)
         matches = torch.zeros(count, dtype=torch.bool, device=hidden.device)
         for begin in range(0, count, chunk):
             part = slice(begin, min(begin + chunk, count))
+            rows = torch.arange(part.start, part.stop, device=hidden.device)
             with torch.enable_grad():
                 states = hidden[part].detach().requires_grad_()
                 serial = None if markov is None else markov[part].detach().requires_grad_()
                 piece = Slots(states, serial, output, None, labels[part], slot_weights[part])
-                rows = torch.arange(part.start, part.stop, device=hidden.device)
-                terms, accept[part], matches[part] = _terms(draft_logits(piece, head), teacher(rows), piece.labels)
-                part_sums = (terms * piece.weights).sum(-1)
-                wanted = [tensor for tensor in (states, serial, output) if tensor is not None]
-                grads = torch.autograd.grad(torch.dot(part_sums, factors), wanted)
-            sums += part_sums.detach()
+                logits = draft_logits(piece, head)
+            terms, accept[part], matches[part], slope = _terms_and_slope(
+                logits.detach(), teacher(rows), piece.labels, weights
+            )
+            wanted = [tensor for tensor in (states, serial, output) if tensor is not None]
+            grads = torch.autograd.grad(logits, wanted, slope.mul_(piece.weights.unsqueeze(-1)))
+            sums += (terms * piece.weights).sum(-1)
             hidden_grad[part] = grads[0]
             if markov_grad is not None and output_grad is not None:
                 markov_grad[part] = grads[1]
                 output_grad += grads[2]
         ctx.save_for_backward(hidden_grad, markov_grad, output_grad)
         ctx.mark_non_differentiable(sums, accept, matches)
-        return torch.dot(sums, factors), sums, accept, matches
+        return torch.dot(sums, weights.of_terms(sums)), sums, accept, matches
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -14,6 +14,8 @@ from specflow.errors import InvalidSettingError
 from ..errors import TrainingError
 from .objective import LossWeights
 
+PRECISIONS = ("auto", "float32", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
@@ -39,6 +41,10 @@ class TrainSettings:
     loss: LossWeights = field(default_factory=LossWeights)
     loss_chunk: int = 512
     """Slots whose logits exist at the same time."""
+    precision: str = "auto"
+    """What matrices are multiplied in while learning: one of :data:`PRECISIONS`. Weights, norms, softmax and optimiser
+    stay in float32, and so does everything measured. ``"auto"`` is bfloat16 where the device multiplies it in
+    hardware."""
     max_length: int = 1024
     """Longer conversations are cut."""
     held_out: float = 0.05
@@ -60,12 +66,14 @@ class TrainSettings:
         for name in ("warmup", "final_rate"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidSettingError(name, getattr(self, name), "a fraction in [0, 1]")
-        if not 0.0 <= self.held_out < 1.0:
-            raise InvalidSettingError("held_out", self.held_out, "a fraction in [0, 1)")
-        if self.weight_decay < 0.0:
-            raise InvalidSettingError("weight_decay", self.weight_decay, "a number >= 0")
-        if self.max_length < 8:
-            raise InvalidSettingError("max_length", self.max_length, "an integer >= 8")
+        for name, fits, wanted in (
+            ("held_out", 0.0 <= self.held_out < 1.0, "a fraction in [0, 1)"),
+            ("weight_decay", self.weight_decay >= 0.0, "a number >= 0"),
+            ("max_length", self.max_length >= 8, "an integer >= 8"),
+            ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+        ):
+            if not fits:
+                raise InvalidSettingError(name, getattr(self, name), wanted)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

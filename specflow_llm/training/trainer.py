@@ -19,9 +19,10 @@ from torch import nn
 
 from ..dspark.adapter import TargetAdapter
 from ..errors import TrainingError
+from ..hub import supports_bfloat16
 from .batches import Batch, epoch_order
 from .features import FeatureSource
-from .objective import LossParts, LossWeights, Slots, Teacher, chunked_loss, reference_loss
+from .objective import LossParts, LossWeights, chunked_loss, reference_loss
 from .samples import Sample, samples_digest
 from .settings import TrainSettings
 from .students import Trainee, build_student
@@ -140,8 +141,9 @@ class Trainer:
         self.num_steps = max(1, round(settings.epochs * len(self._train) / settings.batch_size))
         self.step = 0
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
+        self._precision = _precision(settings.precision, adapter.device)
 
     def run(
         self,
@@ -197,8 +199,10 @@ class Trainer:
         weight = torch.zeros((), device=self._adapter.device)
         if mine:
             batch = self._batch(mine, self.step)
-            slots, teacher = self._forward(batch)
-            parts = chunked_loss(slots, self._head, teacher, settings.loss, chunk=settings.loss_chunk)
+            found = self._source.of(batch.indices)  # the target keeps its own precision
+            with torch.autocast(self._adapter.device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
+                slots, teacher = self._student.forward(batch, found)
+                parts = chunked_loss(slots, self._head, teacher, settings.loss, chunk=settings.loss_chunk)
             weight = slots.weights.sum()
             totals.add(parts, batch, slots.weights)
         total = self._world.sum(weight.clone()).clamp(min=1e-9)
@@ -219,10 +223,6 @@ class Trainer:
         chosen = [(number, _cut(self._samples[number], settings.max_length)) for number in numbers]
         return self._student.batch(chosen, settings.seed * _MIX + step)
 
-    def _forward(self, batch: Batch) -> tuple[Slots, Teacher]:
-        """The supervised slots of a batch, and the teacher of each."""
-        return self._student.forward(batch, self._source.of(batch.indices))
-
     @torch.no_grad()
     def measure(self, numbers: Sequence[int] | None = None, *, limit: int = 64) -> Measured:
         """Figures on held-out text (or on these samples); the draws are the same at every call.
@@ -239,7 +239,7 @@ class Trainer:
             mine = self._world.share(chosen[begin : begin + self._settings.batch_size])
             if mine:
                 batch = self._batch(mine, -1)
-                slots, teacher = self._forward(batch)
+                slots, teacher = self._student.forward(batch, self._source.of(batch.indices))
                 parts = reference_loss(slots, self._head, teacher, self._settings.loss)
                 totals.add(parts, batch, slots.weights)
         return totals.means(self._world, self._settings.loss)
@@ -258,6 +258,7 @@ class Trainer:
             "drafter": json.dumps(self._model.config.to_dict(), sort_keys=True),
             "training": json.dumps(self._settings.to_dict(), sort_keys=True),
             "data": samples_digest(self._samples),
+            "precision": self._precision,
         }
 
     def save(self) -> None:
@@ -298,6 +299,12 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
         return True
+
+
+def _precision(wanted: str, device: torch.device) -> str:
+    if wanted == "auto":
+        return "bfloat16" if supports_bfloat16(device) else "float32"
+    return wanted
 
 
 def _cut(sample: Sample, longest: int) -> Sample:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from specflow.policies import Fixed, Threshold
 from specflow.testing import ScriptedPolicy
 from specflow_llm import Drafter, DrafterError, DraftRequest, Proposal, SamplingParams
+from specflow_llm.calibration import CalibrationEntry, CalibrationTable, Regime, Scale
 from specflow_llm.checker import Outcome, check_drafter, tiny_target
 from specflow_llm.checker.exactness import SampledRuns
 from specflow_llm.checker.harness import Setup
@@ -126,7 +127,7 @@ def trained_view(model: DSparkModel, rounds: Sequence[Round], folder: Path) -> t
         tuple(range(len(texts))),
     )
     with torch.no_grad():
-        slots, _ = trainer._forward(batch)
+        slots, _ = trainer._student.forward(batch, source.of(batch.indices))
         return slots, draft_logits(slots, adapter().head(model.draft_ids))
 
 
@@ -482,17 +483,18 @@ def test_survival_is_the_product_of_confidences() -> None:
     assert proposal.survival == pytest.approx(rates.cumprod(0).tolist(), abs=1e-6)
 
 
-def test_temperatures_of_a_calibration_divide_the_logits() -> None:
-    """Greedy requests use the greedy temperatures, sampled ones theirs; without a table raw confidences are used."""
+def test_scales_of_a_calibration_correct_the_logits() -> None:
+    """Greedy requests use the greedy scales, sampled ones theirs; without a table raw confidences are used."""
     text = random_ids(9, 15)
     features = features_of(text)
+    temperatures, shifts = (2.0, 3.0, 4.0, 5.0), (0.5, -1.0, 1.5, -2.0)
 
     class Table:
         """Stands in for a table with a regime each."""
 
-        def temperatures_for(self, is_greedy: bool) -> tuple[float, ...] | None:  # noqa: FBT001
+        def scales_for(self, is_greedy: bool) -> tuple[Scale, ...] | None:  # noqa: FBT001
             """Per position."""
-            return (2.0, 3.0, 4.0, 5.0) if is_greedy else None
+            return tuple(map(Scale, temperatures, shifts)) if is_greedy else None
 
     drafter = Recorder(drafter_model(), adapter())
     table: Any = Table()
@@ -501,12 +503,12 @@ def test_temperatures_of_a_calibration_divide_the_logits() -> None:
     greedy, sampled = drafter.propose(
         [request(0, text, 4, features), request(1, text, 4, features, SAMPLED, rule="block")]
     )
-    for proposal, entry, temperatures in (
-        (greedy, drafter.rounds[0], (2.0, 3.0, 4.0, 5.0)),
-        (sampled, drafter.rounds[1], (1.0,) * 4),
+    raw, other = (torch.tensor(entry.confidence) for entry in drafter.rounds)
+    for proposal, logits in (
+        (greedy, raw / torch.tensor(temperatures) + torch.tensor(shifts)),
+        (sampled, other),
     ):
-        rates = (torch.tensor(entry.confidence) / torch.tensor(temperatures)).sigmoid()
-        assert proposal.survival == pytest.approx(rates.cumprod(0).tolist(), abs=1e-6)
+        assert proposal.survival == pytest.approx(logits.sigmoid().cumprod(0).tolist(), abs=1e-6)
 
 
 def test_without_a_confidence_head_survival_is_learned() -> None:
@@ -528,9 +530,30 @@ def test_without_a_confidence_head_survival_is_learned() -> None:
 # --- Exactness --------------------------------------------------------------------------------------------------------
 
 
+def shifted_table(size: int = 4) -> CalibrationTable:
+    """A calibration for both kinds of requests, far from the identity."""
+    entries = [
+        CalibrationEntry(
+            method="platt",
+            scales=(Scale(2.0, shift), Scale(0.5, -shift), Scale(1.0, 2 * shift), Scale(3.0), Scale(1.0, -1.0))[:size],
+            fitted=(True,) * size,
+            regime=Regime(target="tiny", temperature=temperature, data="some", requests=2, rounds=9),
+            counts=(1,) * size, ece_before=(0.0,) * size, ece_after=(0.0,) * size, ece_noise=(0.0,) * size,
+        )
+        for temperature, shift in ((0.0, 1.5), (1.0, -1.5))
+    ]  # fmt: skip
+    return CalibrationTable(drafter="x", entries=tuple(entries))
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"markov": "rnn", "draft_vocab_size": 24}, {"layout": "mask_predicts", "markov": "none", "confidence": False}],
+    [
+        {},
+        {"calibration": shifted_table()},
+        {"markov": "rnn", "draft_vocab_size": 24},
+        {"layout": "mask_predicts", "markov": "none", "confidence": False},
+    ],
+    ids=["plain", "calibrated", "rnn", "mask predicts"],
 )
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "seeded"])
 def test_output_is_that_of_plain_decoding(changes: dict[str, Any], params: dict[str, Any]) -> None:
@@ -600,7 +623,14 @@ class GreedyLaw(DSparkDrafter):
         super()._take(draft, token if probs is None else int(probs.argmax()), probs, top)
 
 
-def drafter_report(kind: type[DSparkDrafter], samples: int) -> dict[str, tuple[Outcome, str]]:
+class Calibrated(DSparkDrafter):
+    """Corrects its confidence by position."""
+
+    def __init__(self, model: DSparkModel, adapter: TargetAdapter) -> None:
+        super().__init__(model, adapter, calibration=shifted_table(5))
+
+
+def drafter_report(kind: Callable[..., DSparkDrafter], samples: int) -> dict[str, tuple[Outcome, str]]:
     """The checker's answers by check."""
 
     def fresh() -> Drafter:
@@ -610,10 +640,11 @@ def drafter_report(kind: type[DSparkDrafter], samples: int) -> dict[str, tuple[O
     return {check.name: (check.outcome, check.reason) for check in report.checks}
 
 
+@pytest.mark.parametrize("kind", [DSparkDrafter, Calibrated])
 @pytest.mark.parametrize("samples", [192, pytest.param(3000, marks=pytest.mark.slow)])
-def test_the_checker_finds_the_drafter_exact_and_tidy(samples: int) -> None:
+def test_the_checker_finds_the_drafter_exact_and_tidy(samples: int, kind: Callable[..., DSparkDrafter]) -> None:
     """Laws under token and block rules, drafts cut by survival, draws, state: a false alarm has odds below 1e-6."""
-    found = drafter_report(DSparkDrafter, samples)
+    found = drafter_report(kind, samples)
     assert {name: entry for name, entry in found.items() if entry[0] is not Outcome.OK} == {}
 
 

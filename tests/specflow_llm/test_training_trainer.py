@@ -107,7 +107,7 @@ def test_what_is_measured_is_what_it_is_called(tmp_path: Path) -> None:
     with torch.no_grad():
         for begin in range(0, len(chosen), SETTINGS.batch_size):
             batch = run._batch(chosen[begin : begin + SETTINGS.batch_size], -1)
-            slots, teacher = run._forward(batch)
+            slots, teacher = run._student.forward(batch, run._source.of(batch.indices))
             parts = reference_loss(slots, run._head, teacher, SETTINGS.loss)
             values = iter(parts.accept.tolist())
             blocks = batch.supervised.flatten(0, 1).tolist()
@@ -126,7 +126,7 @@ def test_the_teacher_is_the_targets_law_at_the_position_before(tmp_path: Path) -
     run = trainer(tmp_path, draft_vocab_size=32)
     batch = run._batch([0, 5], 3)
     with torch.no_grad():
-        slots, teacher = run._forward(batch)
+        slots, teacher = run._student.forward(batch, run._source.of(batch.indices))
         laws = teacher(torch.arange(len(slots.hidden)))
     ids = run._model.draft_ids
     assert isinstance(ids, torch.Tensor)
@@ -216,6 +216,49 @@ def test_an_unfinished_checkpoint_is_never_read(tmp_path: Path) -> None:
     assert again.resume()
     assert again.step == 3
     assert not trainer(tmp_path / "empty").resume()
+
+
+def test_matrices_may_be_bfloat16_while_everything_else_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's laws, the weights and all figures stay float32; the products are bfloat16; and it learns as much.
+
+    "auto" is what the device has hardware for, and a checkpoint remembers which it was.
+    """
+    products: list[torch.dtype] = []
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        run = trainer(tmp_path / precision, settings=SETTINGS.with_(precision=precision, checkpoint_steps=10**6))
+        hook = run._model.fc.register_forward_hook(lambda _module, _inputs, output: products.append(output.dtype))
+        run.run()
+        hook.remove()
+        losses[precision] = run.measure().loss
+        assert products == [torch.float32 if precision == "float32" else torch.bfloat16] * run.num_steps
+        assert {parameter.dtype for parameter in run._model.parameters()} == {torch.float32}
+        products.clear()
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+
+    automatic = SETTINGS.with_(precision="auto")
+    monkeypatch.setattr("specflow_llm.training.trainer.supports_bfloat16", lambda _device: True)
+    trainer(tmp_path / "auto", settings=automatic).run(until=3)
+    assert trainer(tmp_path / "auto", settings=automatic).resume()
+    monkeypatch.setattr("specflow_llm.training.trainer.supports_bfloat16", lambda _device: False)
+    with pytest.raises(TrainingError, match="other precision"):
+        trainer(tmp_path / "auto", settings=automatic).resume()
+
+
+def test_tokens_that_no_text_holds_bias_nothing(tmp_path: Path) -> None:
+    """Their rows of the Markov head's first matrix are zero before training and after it; others are not."""
+    chosen = texts()[:4]
+    run = trainer(tmp_path, samples=chosen, settings=SETTINGS.with_(batch_size=2))
+    run.run(until=6)
+    head = run._model.markov_head
+    assert head is not None
+    seen = {token for entry in chosen for token in entry.token_ids}
+    moved = head.previous.weight.abs().sum(-1) > 0.0
+    never = [token for token in range(run._model.config.vocab_size) if token not in seen]
+    assert never
+    assert not bool(moved[never].any())
+    assert float(moved[sorted(seen)].float().mean()) > 0.5
 
 
 @pytest.mark.parametrize("what", ["training", "drafter", "data"])
@@ -371,9 +414,10 @@ def test_the_rate_rises_and_falls() -> None:
         ("held_out", 1.0),
         ("checkpoint_steps", 0),
         ("report_steps", 0),
+        ("precision", "float16"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_by_name(name: str, value: float) -> None:
+def test_settings_that_cannot_work_are_refused_by_name(name: str, value: Any) -> None:
     """The error names the field."""
     with pytest.raises(InvalidSettingError, match=name):
         TrainSettings(**{name: value})

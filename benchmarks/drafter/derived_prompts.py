@@ -1,0 +1,89 @@
+"""Prompts about text that the target wrote: summaries, translations, questions on passages, rewriting, extraction.
+
+A model that asks itself asks short questions. What it is used for also has long prompts, whose answers repeat parts of
+them. This script makes such prompts from answers in a file of samples, for ``specflow-llm train --prompts``:
+
+    python benchmarks/drafter/derived_prompts.py --samples samples.jsonl --out prompts.jsonl --count 2000 --seed 3
+
+No text of a benchmark is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from specflow_llm.hub import load_model
+from specflow_llm.training.samples import Sample, read_samples
+
+ABOUT_ONE = (
+    "Summarize the following text in two or three sentences:\n\n{text}",
+    "{text}\n\nSummarize the text above in one paragraph.",
+    "Give the main points of this text as a list:\n\n{text}",
+    "Translate the following text into German:\n\n{text}",
+    "Translate this text into French: {text}",
+    "Rewrite the following text so that a child can understand it:\n\n{text}",
+    "Rewrite this in a more formal tone:\n\n{text}",
+    "Extract all names, places and numbers from the text below.\n\n{text}",
+    "Write a title and a short introduction for the following text:\n\n{text}",
+    "Correct all mistakes in the following text:\n\n{text}",
+    "Write three questions that the following text answers:\n\n{text}",
+    "Continue the following text:\n\n{text}",
+    "What is the main idea of the text below? Explain.\n\n{text}",
+)
+ABOUT_QUESTION = (
+    "Use the passage to answer the question.\n\nPassage: {text}\n\nQuestion: {question}",
+    "Answer the question using the passages.\n\n1: {other}\n\n2: {text}\n\nQuestion: {question}\nAnswer:",
+    "Context: {text}\n\nContext: {other}\n\nBased on the context, answer briefly: {question}",
+    "Here is an answer to the question '{question}':\n\n{text}\n\nIs it right? What is missing?",
+)
+MIN_TOKENS, MAX_TOKENS = 30, 180
+"""Answers that are shorter or longer are passed over; so are sampled ones, which make little sense in a small model."""
+MAX_QUESTION = 60
+
+
+def _text(tokenizer: Any, ids: tuple[int, ...]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return text.strip()
+
+
+def _question(tokenizer: Any, sample: Sample) -> str:
+    """The last user turn, without the template around it."""
+    text: str = tokenizer.decode(sample.token_ids[: sample.num_prompt])
+    return text.rsplit("<|im_start|>user\n", 1)[-1].split("<|im_end|>", 1)[0].strip()
+
+
+def main() -> None:
+    """Write the prompts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=Path, nargs="+", required=True, help="files that specflow-llm train wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=3)
+    arguments = parser.parse_args()
+    tokenizer = load_model("smollm2-135m-instruct").tokenizer
+    chance = random.Random(arguments.seed)
+    usable = [
+        sample
+        for path in arguments.samples
+        for sample in read_samples(path)
+        if sample.temperature == 0.0 and MIN_TOKENS <= len(sample.token_ids) - sample.num_prompt <= MAX_TOKENS
+    ]
+    chance.shuffle(usable)
+    with arguments.out.open("w", encoding="utf-8") as file:
+        for number, sample in enumerate(usable[: arguments.count]):
+            other = usable[(number + 1) % len(usable)]
+            text = _text(tokenizer, sample.token_ids[sample.num_prompt :])
+            question = _question(tokenizer, sample)
+            asks = sample.num_prompt <= MAX_QUESTION + 40 and chance.random() < 0.4
+            prompt = chance.choice(ABOUT_QUESTION if asks else ABOUT_ONE).format(
+                text=text, question=question, other=_text(tokenizer, other.token_ids[other.num_prompt :])
+            )
+            file.write(json.dumps({"prompt": prompt}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
