@@ -30,7 +30,9 @@ from specflow_llm.training.samples import read_samples
 from specflow_llm.training.settings import TrainSettings
 from specflow_llm.training.trainer import Trainer
 
-BASE: dict[str, Any] = {"block_size": 5, "sliding_window": 256}
+BASE: dict[str, Any] = {
+    "block_size": 5, "sliding_window": 256, "num_layers": 2, "draft_vocab_size": 8192, "markov_rank": 128,
+}  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "no Markov head": {"markov": "none"},

@@ -18,7 +18,11 @@ from .batches import loss_mask
 from .samples import Sample
 
 SMALL_TARGET = 1_000_000_000
-"""Targets with fewer parameters get a two-layer drafter with a restricted vocabulary; larger ones DSpark's five."""
+"""Targets with fewer parameters get a three-layer drafter with a restricted vocabulary; larger ones DSpark's five.
+
+Three layers learned faster than two, and two faster than one (``docs/benchmarks.md``); each costs a thirtieth of the
+demo model.
+"""
 
 
 def design(adapter: TargetAdapter, tokenizer: Any = None, **changes: Any) -> DSparkConfig:
@@ -50,7 +54,7 @@ def design(adapter: TargetAdapter, tokenizer: Any = None, **changes: Any) -> DSp
         "num_target_layers": adapter.num_layers,
         "target_layer_ids": spread_layers(adapter.num_layers, changes.pop("num_features", 5)),
         "mask_token_id": mask_token(adapter.vocab_size, tokenizer),
-        "num_layers": 2 if small else 5,
+        "num_layers": min(3, adapter.num_layers) if small else 5,
         "num_heads": heads,
         "num_kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
         "head_dim": int(getattr(config, "head_dim", None) or adapter.hidden_size // heads),
@@ -59,7 +63,7 @@ def design(adapter: TargetAdapter, tokenizer: Any = None, **changes: Any) -> DSp
         "qk_norm": any("q_norm" in name for name, _ in adapter.model.named_parameters()),
         "rope": rope,
         "max_positions": int(getattr(config, "max_position_embeddings", None) or 4096),
-        "draft_vocab_size": min(8192, adapter.vocab_size) if small else None,
+        "draft_vocab_size": min(12288, adapter.vocab_size) if small else None,
         "markov_rank": min(128 if small else 256, adapter.hidden_size),
     }
     unknown = sorted(set(changes) - set(DSparkConfig.__dataclass_fields__))
