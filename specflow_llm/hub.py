@@ -154,7 +154,7 @@ def load_model(
     """
     if isinstance(name, PreTrainedModel):
         model = name.eval()
-        label = name.config.name_or_path or type(name).__name__
+        label = _label(name)
         found = _load_tokenizer(tokenizer, None)
     else:
         label = os.fspath(name)
@@ -169,6 +169,20 @@ def load_model(
     if wanted and can_pack(model):
         packed = pack_linears(model)
     return LoadedModel(label, model, found, packed)
+
+
+def _label(model: PreTrainedModel) -> str:
+    """What a loaded model is called: a built-in model's name where it came from that one's folder."""
+    source: str = model.config.name_or_path
+    builtin = next(
+        (
+            entry.name
+            for entry in BUILTIN_MODELS.values()
+            if os.fspath(converted_folder(entry, cache_folder())) == source
+        ),
+        "",
+    )
+    return builtin or source or type(model).__name__
 
 
 def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:

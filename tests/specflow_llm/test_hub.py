@@ -22,6 +22,7 @@ from specflow_llm.hub import (
     DEMO_MODEL,
     BuiltinModel,
     cache_folder,
+    converted_folder,
     ensure_builtin,
     fetch_builtin,
     load_gguf,
@@ -198,6 +199,15 @@ def test_a_loaded_model_is_used_as_it_is() -> None:
     assert loaded.tokenizer is None
     tokenizer = CharTokenizer()
     assert load_model(model, tokenizer=tokenizer).tokenizer is tokenizer
+
+
+def test_a_loaded_builtin_keeps_its_name() -> None:
+    """A model that was loaded from a built-in's folder is called like it, so that its trained drafter is found."""
+    model = tiny_model()
+    model.config.name_or_path = str(converted_folder(BUILTIN_MODELS[DEMO_MODEL], cache_folder()))
+    assert load_model(model).name == DEMO_MODEL
+    model.config.name_or_path = "somewhere/else"
+    assert load_model(model).name == "somewhere/else"
 
 
 @pytest.mark.parametrize("as_path", [True, False])
