@@ -23,6 +23,7 @@ from torch import nn
 from specflow.errors import InvalidSettingError
 
 from ..dspark import TargetAdapter
+from ..dspark.layers import RMSNorm
 from ..errors import DrafterError
 
 _SHORT = 32
@@ -156,7 +157,7 @@ class ConvModel(nn.Module):
             self._share(shared)
         self.enter = nn.Linear(self.embedding.shape[1], config.hidden_size, bias=False)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.norm = RMSNorm(config.hidden_size, 1e-6)
         self.leave = nn.Linear(config.hidden_size, self.table.shape[1], bias=False)
 
     def _share(self, shared: SharedTables) -> None:
@@ -269,7 +270,7 @@ class _Layer(nn.Module):
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()
         size = config.hidden_size
-        self.norm = nn.RMSNorm(size, eps=1e-6)
+        self.norm = RMSNorm(size, 1e-6)
         self.spread = nn.Linear(size, 2 * size, bias=False)
         self.depthwise = nn.Conv1d(size, size, config.kernel_size, groups=size, bias=False)
         self.bias = nn.Parameter(torch.zeros(size))

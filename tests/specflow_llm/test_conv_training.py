@@ -44,7 +44,9 @@ SIZES: dict[str, Any] = {
     "draft_vocab_size": 48,
     "block_size": 4,
 }
-SETTINGS = TrainSettings(epochs=8, batch_size=8, learning_rate=5e-3, held_out=0.2, warmup=0.1, checkpoint_steps=1000)
+SETTINGS = TrainSettings(
+    epochs=8, batch_size=8, learning_rate=5e-3, held_out=0.2, warmup=0.1, checkpoint_steps=1000, precision="float32"
+)
 
 
 @functools.cache
@@ -111,7 +113,7 @@ def test_slots_see_the_past_only_and_teachers_are_the_targets_laws(tmp_path: Pat
     model = fresh_model()
     trainer = make_trainer(model, tmp_path)
     batch = trainer._batch([5, 17], 0)
-    slots, teacher = trainer._forward(batch)
+    slots, teacher = trainer._student.forward(batch, trainer._source.of(batch.indices))
     logits, laws = trainer._head(slots.hidden), teacher(torch.arange(len(slots.hidden)))
     assert model.draft_ids is not None
     places = [
@@ -235,6 +237,16 @@ def test_two_processes_train_what_one_would(tmp_path: Path) -> None:
     for name, tensor in alone.named_parameters():
         torch.testing.assert_close(tensor, models[0].get_parameter(name), rtol=1e-3, atol=1e-4)
         assert torch.equal(models[0].get_parameter(name), models[1].get_parameter(name)), name
+
+
+def test_it_learns_in_bfloat16_too(tmp_path: Path) -> None:
+    """Products in bfloat16 leave weights in float32, and the loss falls."""
+    model = fresh_model()
+    trainer = make_trainer(model, tmp_path, settings=SETTINGS.with_(epochs=2, precision="bfloat16"))
+    before = trainer.measure().loss
+    trainer.run()
+    assert trainer.measure().loss < before - 0.1
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

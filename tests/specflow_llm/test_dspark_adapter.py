@@ -258,7 +258,7 @@ def test_layers_of_other_shapes_are_not_copied() -> None:
     llama = TargetAdapter(family("llama"))
     assert target_layers_to_copy(design(llama, intermediate_size=64), llama) == ()
     assert target_layers_to_copy(design(llama, num_layers=4), llama) == ()
-    assert target_layers_to_copy(design(llama), llama) == (1, 2)
+    assert target_layers_to_copy(design(llama, num_layers=2), llama) == (1, 2)
 
 
 def test_a_new_drafter_depends_on_its_seed_and_leaves_the_global_generator_alone() -> None:
