@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from specflow.errors import InvalidSettingError
 
+from .errors import require
+
 Verification = Literal["auto", "token", "block", "one_hot", "coupled"]
 """Which acceptance rule checks sampled drafts (greedy requests always use the greedy rule).
 
@@ -20,16 +22,6 @@ VERIFICATIONS: tuple[Verification, ...] = ("auto", "token", "block", "one_hot", 
 
 POLICIES = ("adaptive", "fixed", "cost_scheduled", "pid")
 """Policies that go by a name."""
-
-
-def _require(
-    ok: bool,  # noqa: FBT001 - the condition is what is required
-    setting: str,
-    value: object,
-    expected: str,
-) -> None:
-    if not ok:
-        raise InvalidSettingError(setting, value, expected)
 
 
 def _is_int(value: object) -> bool:
@@ -56,10 +48,10 @@ _BAD_WORDS = "a sequence of words, each a non-empty string or a non-empty sequen
 
 def _bad_word(word: object) -> str | tuple[int, ...]:
     if isinstance(word, str):
-        _require(word != "", "bad_words", word, _BAD_WORDS)
+        require(word != "", "bad_words", word, _BAD_WORDS)
         return word
     ids = _items("bad_words", word, _BAD_WORDS)
-    _require(bool(ids) and all(map(_is_id, ids)), "bad_words", word, _BAD_WORDS)
+    require(bool(ids) and all(map(_is_id, ids)), "bad_words", word, _BAD_WORDS)
     return ids
 
 
@@ -124,50 +116,50 @@ class SamplingParams:
         """Validate every field; sequences become tuples, so that one-pass iterables and later changes do no harm."""
         self._check_numbers()
         for name in ("include_stop_str", "ignore_eos", "skip_special_tokens", "speculate"):
-            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         is_mapping = isinstance(self.logit_bias, Mapping)
-        _require(is_mapping, "logit_bias", self.logit_bias, "a mapping from token id to number")
+        require(is_mapping, "logit_bias", self.logit_bias, "a mapping from token id to number")
         for token, bias in self.logit_bias.items():
-            _require(_is_id(token) and _is_number(bias), "logit_bias", {token: bias}, "{token id: number}")
+            require(_is_id(token) and _is_number(bias), "logit_bias", {token: bias}, "{token id: number}")
         self._settle("logit_bias", dict(self.logit_bias))
         stops = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop, "a string or strings")
-        _require(all(isinstance(stop, str) and stop for stop in stops), "stop", self.stop, "non-empty strings")
+        require(all(isinstance(stop, str) and stop for stop in stops), "stop", self.stop, "non-empty strings")
         self._settle("stop", stops)
         ends = _items("stop_token_ids", self.stop_token_ids, "token ids")
-        _require(all(_is_id(token) for token in ends), "stop_token_ids", self.stop_token_ids, "token ids >= 0")
+        require(all(_is_id(token) for token in ends), "stop_token_ids", self.stop_token_ids, "token ids >= 0")
         self._settle("stop_token_ids", ends)
         self._settle("bad_words", tuple(map(_bad_word, _items("bad_words", self.bad_words, _BAD_WORDS))))
         for name in ("logits_processors", "stopping_criteria"):
             found = _items(name, getattr(self, name), "a sequence of callables")
-            _require(all(map(callable, found)), name, getattr(self, name), "a sequence of callables")
+            require(all(map(callable, found)), name, getattr(self, name), "a sequence of callables")
             self._settle(name, found)
 
     def _check_numbers(self) -> None:
         at_least_0 = "a number >= 0"
-        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer >= 1")
-        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, at_least_0)
-        _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "an integer >= 0 (0 keeps all tokens)")
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
-        _require(_is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", self.min_p, "a number in [0, 1)")
-        _require(
+        require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer >= 1")
+        require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, at_least_0)
+        require(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "an integer >= 0 (0 keeps all tokens)")
+        require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
+        require(_is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", self.min_p, "a number in [0, 1)")
+        require(
             _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
             "repetition_penalty", self.repetition_penalty, "a number > 0 (1.0 is off)",
         )  # fmt: skip
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
-            _require(_is_number(value) and -2 <= value <= 2, name, value, "a number in [-2, 2]")
-        _require(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "an integer >= 0")
+            require(_is_number(value) and -2 <= value <= 2, name, value, "a number in [-2, 2]")
+        require(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "an integer >= 0")
         at_most = f"at most max_tokens ({self.max_tokens})"
-        _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, at_most)
-        _require(
+        require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, at_most)
+        require(
             self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63),
             "seed", self.seed, "None or an integer in [0, 2**63)",
         )  # fmt: skip
-        _require(
+        require(
             self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= 100),
             "logprobs", self.logprobs, "None or an integer in [0, 100]",
         )  # fmt: skip
-        _require(
+        require(
             self.max_time is None or (_is_number(self.max_time) and self.max_time > 0),
             "max_time", self.max_time, "None or seconds > 0",
         )  # fmt: skip
@@ -210,12 +202,12 @@ class Speculation:
 
     def __post_init__(self) -> None:
         """Validate every field."""
-        _require(
+        require(
             _is_int(self.max_draft_tokens) and 0 <= self.max_draft_tokens <= 256,
             "max_draft_tokens", self.max_draft_tokens, "an integer in [0, 256]",
         )  # fmt: skip
         known = isinstance(self.policy, str) and self.policy in POLICIES
         own = all(callable(getattr(self.policy, method, None)) for method in ("limits", "admit", "observe"))
         own = own and not isinstance(self.policy, type)  # a class has the methods of its instances
-        _require(known or own, "policy", self.policy, f"{', '.join(map(repr, POLICIES))} or a Policy object")
-        _require(self.verification in VERIFICATIONS, "verification", self.verification, f"one of {VERIFICATIONS}")
+        require(known or own, "policy", self.policy, f"{', '.join(map(repr, POLICIES))} or a Policy object")
+        require(self.verification in VERIFICATIONS, "verification", self.verification, f"one of {VERIFICATIONS}")

@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from specflow.errors import DefinitionError, MisuseError
+from specflow.errors import DefinitionError, InvalidSettingError, MisuseError
 
 
 class PromptError(DefinitionError):
@@ -123,3 +123,18 @@ class SlotError(MisuseError):
         self.row = row
         self.problem = problem
         super().__init__(f"slot cache row {row}: {problem}")
+
+
+def require(
+    ok: bool,  # noqa: FBT001 - the condition is what is required
+    setting: str,
+    value: object,
+    expected: str,
+) -> None:
+    """Refuse a setting unless a condition holds.
+
+    Raises:
+        InvalidSettingError: it does not.
+    """
+    if not ok:
+        raise InvalidSettingError(setting, value, expected)

@@ -16,8 +16,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from specflow_llm.hub import load_model
-from specflow_llm.training.samples import Sample, read_samples
+from transformers import AutoTokenizer
+
+from specflow_llm.hub import BUILTIN_MODELS, DEMO_MODEL, ensure_builtin
+from specflow_llm.training.samples import ChatShape, read_samples
 
 ABOUT_ONE = (
     "Summarize the following text in two or three sentences:\n\n{text}",
@@ -50,12 +52,6 @@ def _text(tokenizer: Any, ids: tuple[int, ...]) -> str:
     return text.strip()
 
 
-def _question(tokenizer: Any, sample: Sample) -> str:
-    """The last user turn, without the template around it."""
-    text: str = tokenizer.decode(sample.token_ids[: sample.num_prompt])
-    return text.rsplit("<|im_start|>user\n", 1)[-1].split("<|im_end|>", 1)[0].strip()
-
-
 def main() -> None:
     """Write the prompts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,7 +60,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=3)
     arguments = parser.parse_args()
-    tokenizer = load_model("smollm2-135m-instruct").tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(ensure_builtin(BUILTIN_MODELS[DEMO_MODEL]))
+    shape = ChatShape.of(tokenizer)
     chance = random.Random(arguments.seed)
     usable = [
         sample
@@ -77,7 +74,8 @@ def main() -> None:
         for number, sample in enumerate(usable[: arguments.count]):
             other = usable[(number + 1) % len(usable)]
             text = _text(tokenizer, sample.token_ids[sample.num_prompt :])
-            question = _question(tokenizer, sample)
+            asked = sample.token_ids[len(shape.before) : sample.num_prompt - len(shape.after)]
+            question = _text(tokenizer, asked)
             asks = sample.num_prompt <= MAX_QUESTION + 40 and chance.random() < 0.4
             prompt = chance.choice(ABOUT_QUESTION if asks else ABOUT_ONE).format(
                 text=text, question=question, other=_text(tokenizer, other.token_ids[other.num_prompt :])

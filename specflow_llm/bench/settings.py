@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specflow.errors import InvalidSettingError
-
 from ..config import Speculation
+from ..errors import require
 from ..hub import DEMO_MODEL
 
 BASELINES = ("generate", "prompt-lookup", "assisted", "generate-again")
@@ -16,11 +15,6 @@ which shows how far two equal things differ on this machine."""
 
 _QUICK_CATEGORIES = 3
 _QUICK_TOKENS = 32
-
-
-def _require(ok: bool, setting: str, value: object, expected: str) -> None:  # noqa: FBT001 - the condition itself
-    if not ok:
-        raise InvalidSettingError(setting, value, expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +57,15 @@ class BenchSettings:
     def __post_init__(self) -> None:
         """Validate every field."""
         for name in ("per_category", "max_tokens", "repeats", "cost_widths", "cost_repeats"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "an integer >= 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "an integer >= 1")
         for name in ("max_categories", "threads"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "an integer >= 1, or None")
+            require(value is None or value >= 1, name, value, "an integer >= 1, or None")
         unknown = sorted(set(self.baselines) - set(BASELINES))
-        _require(not unknown, "baselines", self.baselines, f"names among {', '.join(BASELINES)}")
-        _require(all(size >= 1 for size in self.lookup_tokens), "lookup_tokens", self.lookup_tokens, "integers >= 1")
+        require(not unknown, "baselines", self.baselines, f"names among {', '.join(BASELINES)}")
+        require(all(size >= 1 for size in self.lookup_tokens), "lookup_tokens", self.lookup_tokens, "integers >= 1")
         wants = "assisted" in self.baselines
-        _require(
+        require(
             not wants or self.assistant is not None,
             "assistant",
             self.assistant,

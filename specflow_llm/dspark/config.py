@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from specflow.errors import InvalidSettingError
 
+from ..errors import require
+
 MarkovKind = Literal["none", "vanilla", "gated", "rnn"]
 Layout = Literal["anchor_predicts", "mask_predicts"]
 
@@ -84,40 +86,40 @@ class DSparkConfig:
             "intermediate_size",
             "max_positions",
         ):
-            _require(_is_count(getattr(self, name), 1), name, getattr(self, name), "an integer >= 1")
+            require(_is_count(getattr(self, name), 1), name, getattr(self, name), "an integer >= 1")
         ids = self.target_layer_ids
         object.__setattr__(self, "target_layer_ids", tuple(ids))
         increasing = all(first < second for first, second in itertools.pairwise(ids))
-        _require(bool(ids) and increasing, "target_layer_ids", ids, "layer numbers in strictly rising order")
-        _require(
+        require(bool(ids) and increasing, "target_layer_ids", ids, "layer numbers in strictly rising order")
+        require(
             ids[0] >= 0 and ids[-1] < self.num_target_layers - 1,
             "target_layer_ids",
             ids,
             f"layers 0..{self.num_target_layers - 2} of the target; its last layer is left out because libraries "
             "disagree on whether that output is taken before or after the final norm",
         )
-        _require(
+        require(
             0 <= self.mask_token_id < self.vocab_size,
             "mask_token_id",
             self.mask_token_id,
             f"an id of the target's vocabulary, 0 to {self.vocab_size - 1}",
         )
-        _require(self.num_heads % self.num_kv_heads == 0, "num_kv_heads", self.num_kv_heads, "a divisor of num_heads")
-        _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number, for rotary positions")
-        _require(self.layout in LAYOUTS, "layout", self.layout, f"one of {LAYOUTS}")
-        _require(self.markov in MARKOV_KINDS, "markov", self.markov, f"one of {MARKOV_KINDS}")
+        require(self.num_heads % self.num_kv_heads == 0, "num_kv_heads", self.num_kv_heads, "a divisor of num_heads")
+        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number, for rotary positions")
+        require(self.layout in LAYOUTS, "layout", self.layout, f"one of {LAYOUTS}")
+        require(self.markov in MARKOV_KINDS, "markov", self.markov, f"one of {MARKOV_KINDS}")
         rank = "an integer >= 1 (markov='none' switches the head off)"
-        _require(self.markov == "none" or _is_count(self.markov_rank, 1), "markov_rank", self.markov_rank, rank)
-        _require(_is_count(self.markov_top_k, 0), "markov_top_k", self.markov_top_k, "an integer >= 0")
+        require(self.markov == "none" or _is_count(self.markov_rank, 1), "markov_rank", self.markov_rank, rank)
+        require(_is_count(self.markov_top_k, 0), "markov_top_k", self.markov_top_k, "an integer >= 0")
         size = self.draft_vocab_size
-        _require(
+        require(
             size is None or (_is_count(size, 1) and size <= self.vocab_size),
             "draft_vocab_size",
             size,
             f"None or an integer in [1, {self.vocab_size}]",
         )
         window = self.sliding_window
-        _require(window is None or _is_count(window, 1), "sliding_window", window, "None or an integer >= 1")
+        require(window is None or _is_count(window, 1), "sliding_window", window, "None or an integer >= 1")
         object.__setattr__(self, "rope", dict(self.rope))
 
     @property
@@ -162,7 +164,7 @@ class DSparkConfig:
         """
         known = {entry.name for entry in fields(cls)}
         unknown = sorted(set(values) - known)
-        _require(not unknown, "drafter config", unknown, f"no fields but {', '.join(sorted(known))}")
+        require(not unknown, "drafter config", unknown, f"no fields but {', '.join(sorted(known))}")
         try:
             return cls(**values)
         except TypeError as error:
@@ -185,16 +187,6 @@ def spread_layers(num_target_layers: int, count: int) -> tuple[int, ...]:
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _require(
-    ok: bool,  # noqa: FBT001 - the condition is what is required
-    setting: str,
-    value: object,
-    expected: str,
-) -> None:
-    if not ok:
-        raise InvalidSettingError(setting, value, expected)
 
 
 __all__ = ["LAYOUTS", "MARKOV_KINDS", "DSparkConfig", "Layout", "MarkovKind", "spread_layers"]

@@ -217,6 +217,12 @@ def near_copy(model: PreTrainedModel, *, noise: float = 0.3, seed: int = 1) -> P
     return twin
 
 
+@functools.cache
+def near_model() -> PreTrainedModel:
+    """A model that often agrees with the tiny target; not to be changed."""
+    return near_copy(tiny_model())
+
+
 def generate(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, **kwargs: Any) -> list[int]:
     """Greedy ``transformers`` generation, output ids only."""
     ids = torch.tensor([prompt], device=model.device)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from specflow.errors import BackendContractError, InvalidSettingError
 from specflow.testing import ScriptedPolicy
@@ -25,7 +24,7 @@ from specflow_llm.drafters.combined import CombinedDrafter
 from specflow_llm.sampling import RowSampler
 from specflow_llm.selfcheck import build_target
 from tests.specflow_llm.harness import drive, make_engine
-from tests.specflow_llm.models import VOCAB, near_copy, tiny_model
+from tests.specflow_llm.models import VOCAB, near_copy, near_model, tiny_model
 from tests.specflow_llm.test_checker import Bigram
 from tests.specflow_llm.test_verification_enumeration import (
     EXACT,
@@ -560,12 +559,6 @@ def test_the_checker_finds_nothing() -> None:
     report = check_drafter(checked, samples=256, max_tokens=12, learns=True)
     assert report.ok, str(report)
     assert report.gives_probs
-
-
-@functools.cache
-def near_model() -> PreTrainedModel:
-    """A model that often agrees with the target; not to be changed."""
-    return near_copy(tiny_model())
 
 
 PROMPTS = ([1, 2, 3], [7, 7, 7, 7, 7, 7], [50, 4, 9, 4, 9, 4], [33])

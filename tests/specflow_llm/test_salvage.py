@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from specflow.errors import InvalidSettingError
 from specflow.testing import ScriptedPolicy
@@ -19,7 +17,7 @@ from specflow_llm.drafters import ModelDrafter, NGramDrafter, RowId
 from specflow_llm.drafters.salvage import Alignment, Leftovers, SalvageDrafter, leftovers
 from tests.specflow_llm.drafters import ScriptedDrafter
 from tests.specflow_llm.harness import drive, make_engine, scripted
-from tests.specflow_llm.models import VOCAB, near_copy, tiny_model
+from tests.specflow_llm.models import VOCAB, near_model, tiny_model
 from tests.specflow_llm.test_checker import Bigram
 from tests.specflow_llm.test_combined_drafter import Drawn, Told, law_of_rounds, proposed, request, says
 from tests.specflow_llm.test_verification_enumeration import EXACT, ONE_HOT, Law, Model, distance, outcomes
@@ -293,12 +291,6 @@ def test_the_checker_finds_nothing(factory: type[Drafter]) -> None:
     """Contract, parity, sampled laws and state hold with salvage; odds of a false alarm below one in a million."""
     report = check_drafter(factory, samples=192, max_tokens=12, learns=True)
     assert report.ok, str(report)
-
-
-@functools.cache
-def near_model() -> PreTrainedModel:
-    """A model that often agrees with the target; not to be changed."""
-    return near_copy(tiny_model())
 
 
 PROMPTS = ([1, 2, 3], [7, 7, 7, 7, 7, 7], [50, 4, 9, 4, 9, 4], [33])
