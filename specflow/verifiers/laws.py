@@ -98,7 +98,8 @@ def block_rule(
         draft = draft_probs[position]
         excess = sum(max(ratio * wanted - drawn, 0.0) for wanted, drawn in zip(target, draft, strict=True))
         # 0/0: the block can be extended without loss and nothing is left to correct, so the prefix passes.
-        passing.append(excess / (excess + 1.0 - ratio) if excess + 1.0 - ratio > 0.0 else 1.0)
+        total = excess + (1.0 - ratio)  # in this order it is never below the excess, so nothing passes with more than 1
+        passing.append(excess / total if total > 0.0 else 1.0)
         replacements.append(residual(target, draft, ratio))
     outcomes: list[PrefixOutcome] = []
     undecided = 1.0

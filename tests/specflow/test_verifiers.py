@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from specflow.errors import BackendContractError
@@ -37,6 +37,13 @@ def blocks(draw: st.DrawFn) -> tuple[list[list[float]], list[list[float]], list[
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@example(
+    block=(
+        [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]],
+        [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.625 / 0.6875, 0.0, 0.0625 / 0.6875]],
+        [0, 0, 2],
+    )
+)
 @given(block=blocks())
 def test_verdicts_are_a_law(rule: PrefixRule, block: tuple[list[list[float]], list[list[float]], list[int]]) -> None:
     """Probabilities of all verdicts sum to one, and every replacement that can occur is a law itself."""
