@@ -148,16 +148,17 @@ def forward_cost_table(report: BenchReport) -> Table:
 def predictions(report: BenchReport) -> Table:
     """Speedup by the measured costs against the measured one, prefill left out of both."""
     table = Table(
-        title="Speedup of speculation over plain decoding on the same model object: predicted tau / v, measured"
+        title="Speedup of speculation over plain decoding of the same model object: predicted tau / (v + draft), measured"
     )
     table.add_column("candidate")
-    for name in ("mean width", "v", "predicted", "measured", "measured / predicted"):
+    for name in ("mean width", "v", "draft", "predicted", "measured", "measured / predicted"):
         table.add_column(name, justify="right")
     for item in report.predictions:
         table.add_row(
             item.candidate,
             f"{item.mean_width:.2f}",
             f"{item.cost_ratio:.3f}",
+            f"{item.draft_ratio:.3f}",
             f"{item.predicted:.3f}",
             f"{item.measured:.3f}",
             f"{item.measured / item.predicted:.3f}",

@@ -87,15 +87,20 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the measured forward costs predict for speculation, and what came of it. Prefill is left out of both."""
+    """What the measured costs of forwards and drafts predict for speculation, and what came of it, prefill left out.
+
+    The quotient of the two is the efficiency: what is missing from one went into verdicts and book-keeping.
+    """
 
     candidate: str
     mean_width: float
     """Mean tokens per verification forward: 1 + admitted drafts."""
     cost_ratio: float
     """v(n): mean cost of the verification forwards over the cost of a forward over one token, by the measured table."""
+    draft_ratio: float
+    """Measured seconds of drafting per round over the cost of a forward over one token."""
     predicted: float
-    """Mean accepted length / ``cost_ratio``."""
+    """tau T(1) / (T_draft + T(n)): mean accepted length / (``cost_ratio`` + ``draft_ratio``)."""
     measured: float
     """Decoding seconds per token without speculation over those with it, on the same model object."""
 
@@ -177,20 +182,24 @@ def predict(summaries: Sequence[Summary], costs: Mapping[str, Mapping[int, float
     rows = {summary.info.name: summary for summary in summaries}
     predictions = []
     for summary in summaries:
-        counts, base = summary.counts, rows.get(summary.info.baseline or "")
-        if counts is None or base is None or base.decode_seconds is None or summary.decode_seconds is None:
+        counts, phases, base = summary.counts, summary.phase_seconds, rows.get(summary.info.baseline or "")
+        if counts is None or phases is None or base is None:
+            continue
+        if base.decode_seconds is None or summary.decode_seconds is None:
             continue
         table = costs["packed" if summary.info.is_packed else "plain"]
         widths = counts.block_widths
         rounds = sum(widths.values())
         mean_cost = sum(number * cost_at(table, width) for width, number in widths.items()) / rounds
         ratio = mean_cost / cost_at(table, 1)
+        draft_ratio = phases["predict"] / rounds / cost_at(table, 1)
         predictions.append(
             Prediction(
                 candidate=summary.info.name,
                 mean_width=sum(number * width for width, number in widths.items()) / rounds,
                 cost_ratio=ratio,
-                predicted=counts.mean_accepted_length / ratio,
+                draft_ratio=draft_ratio,
+                predicted=counts.mean_accepted_length / (ratio + draft_ratio),
                 measured=(base.decode_seconds / base.tokens) / (summary.decode_seconds / summary.tokens),
             )
         )

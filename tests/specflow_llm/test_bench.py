@@ -240,9 +240,15 @@ def test_bandwidth_and_forward_costs_are_measured() -> None:
 
 
 def metrics(
-    *, rounds: int, emitted: int, rates: tuple[float, ...] = (), admitted: int = 0, execute: float = 0.0
+    *,
+    rounds: int,
+    emitted: int,
+    rates: tuple[float, ...] = (),
+    admitted: int = 0,
+    execute: float = 0.0,
+    predict: float = 0.0,
 ) -> RequestMetrics:
-    """Figures of a request that took ``execute`` seconds in forwards, 0.5 in its prefill and nothing elsewhere."""
+    """Figures of a request that took these seconds in forwards and drafts, 0.5 in its prefill and nothing elsewhere."""
     return RequestMetrics(
         prompt_tokens=5,
         target_forwards=rounds + 1,
@@ -252,7 +258,7 @@ def metrics(
         accepted=emitted - rounds,
         emitted=emitted,
         acceptance_by_position=rates,
-        phase_seconds={"prefill": 0.5, "execute": execute},
+        phase_seconds={"prefill": 0.5, "execute": execute, "predict": predict},
         state_bytes={},
     )
 
@@ -272,7 +278,7 @@ def hand_made() -> list[Summary]:
     """Three rows over three prompts of two categories, with times that are easy to check."""
     plain = {"metrics": metrics(rounds=10, emitted=10, execute=3.5), "block_widths": {1: 10}}
     quick = {
-        "metrics": metrics(rounds=4, emitted=10, rates=(0.75, 1.0), admitted=7, execute=1.5),
+        "metrics": metrics(rounds=4, emitted=10, rates=(0.75, 1.0), admitted=7, execute=1.1, predict=0.4),
         "block_widths": {2: 1, 3: 3},
     }
     trials = [
@@ -309,18 +315,19 @@ def test_counts_and_phases_add_up() -> None:
     assert counts.block_widths == {2: 3, 3: 9}
     assert ngram.phase_seconds is not None
     assert sum(ngram.phase_seconds.values()) == pytest.approx(ngram.seconds)
-    assert ngram.outside_forward == pytest.approx(0.0)
+    assert ngram.outside_forward == pytest.approx(0.2)
     assert ngram.decode_seconds == pytest.approx(4.5)
 
 
 def test_the_prediction_is_accepted_length_over_mean_cost() -> None:
-    """Predicted: tau / v by the widths that really occurred; measured: decoding time per token, prefill left out."""
+    """Predicted: tau over drafting and the widths that really occurred; measured: time per token, without prefill."""
     costs = {"plain": {1: 1.0, 2: 1.1, 3: 1.5}}
     (prediction,) = predict(hand_made(), costs)
     assert prediction.candidate == "specflow ngram"
     assert prediction.mean_width == pytest.approx(2.75)
     assert prediction.cost_ratio == pytest.approx((1.1 + 3 * 1.5) / 4)
-    assert prediction.predicted == pytest.approx(2.5 / 1.4)
+    assert prediction.draft_ratio == pytest.approx(0.1)
+    assert prediction.predicted == pytest.approx(2.5 / 1.5)
     assert prediction.measured == pytest.approx((3 * 3.5) / (3 * 1.5))
 
 
