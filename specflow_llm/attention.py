@@ -2,8 +2,8 @@
 
 Transformers' SDPA path repeats keys and values for grouped queries whenever a mask is given. On CPUs the repetition
 (the whole cache, every layer, every round) is avoided: queries that share a key head stand below each other, as if they
-were tokens of one block. PyTorch's own ``enable_gqa`` does not repeat either, but reads every key once per query head; in
-bfloat16, with one query per row, it takes 4 to 10 times as long.
+were tokens of one block. PyTorch's own ``enable_gqa`` does not repeat either, but reads every key once per query head:
+in bfloat16, with one query per row, it takes 4 to 10 times as long.
 Registered through transformers' own attention interface and switched on only while this library runs a forward: the
 model is left as it was found.
 """
@@ -36,8 +36,8 @@ def grouped_sdpa(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """[B, T, Hq, Dv] attention output; grouped queries share their keys and values without a copy on CPUs."""
-    plain = attention_mask is None or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None
-    if plain or query.device.type != "cpu" or kwargs.get("softcap") is not None or query.shape[1] == key.shape[1]:
+    special = any(kwargs.get(name) is not None for name in ("position_bias", "s_aux", "softcap"))
+    if attention_mask is None or special or query.device.type != "cpu" or query.shape[1] == key.shape[1]:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

@@ -148,7 +148,7 @@ def forward_cost_table(report: BenchReport) -> Table:
 def predictions(report: BenchReport) -> Table:
     """Speedup by the measured costs against the measured one, prefill left out of both."""
     table = Table(
-        title="Speedup of speculation over plain decoding of the same model object: predicted tau / (v + draft), measured"
+        title="Speedup of speculation over plain decoding of the same model: predicted tau / (v + draft), and measured"
     )
     table.add_column("candidate")
     for name in ("mean width", "v", "draft", "predicted", "measured", "measured / predicted"):

@@ -74,7 +74,7 @@ def train(  # noqa: PLR0913 - one argument per option
         ),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_DRAFTER, help="Layers.", show_default="2, or 5; conv: 4")
+        int | None, typer.Option(min=1, rich_help_panel=_DRAFTER, help="Layers.", show_default="3, or 5; conv: 4")
     ] = None,
     block_size: Annotated[
         int | None, typer.Option(min=1, rich_help_panel=_DRAFTER, help="Tokens per round.", show_default="7")
@@ -85,7 +85,11 @@ def train(  # noqa: PLR0913 - one argument per option
     ] = None,
     start_from: Annotated[
         Path | None,
-        typer.Option(file_okay=False, rich_help_panel=_TRAINING, help="Go on from a trained drafter's weights."),
+        typer.Option(
+            file_okay=False,
+            rich_help_panel=_TRAINING,
+            help="Go on from a trained drafter; dspark: --layers and --block-size may differ from its own.",
+        ),
     ] = None,
     fresh: Annotated[
         bool,

@@ -50,7 +50,7 @@ class TrainingPlan:
     samples: Path | None = None
     """Training text made before; None makes it in ``out``."""
     start_from: Path | None = None
-    """A drafter to go on from; its config is kept."""
+    """A drafter to go on from; its config is kept, but for the fields in ``drafter``, of which few can change."""
     fresh: bool = False
     """Start from random weights even where the target's layers could be copied."""
     cache: Path | None = None
@@ -133,11 +133,7 @@ class TrainingRun:
         plan = self._plan
         if plan.start_from is None:
             return None, self._kind.design(plan.drafter)
-        if plan.drafter:
-            raise TrainingError(
-                f"the drafter in {plan.start_from} has its sizes already", "leave the drafter's settings out"
-            )
-        model: Trainee = self._kind.load(plan.start_from)
+        model: Trainee = self._kind.load(plan.start_from, plan.drafter)
         return model, model.config
 
     # --- Text ---------------------------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ class TrainSettings:
     num_anchors: int = 64
     """Blocks per sequence and step; other ones in every epoch."""
     learning_rate: float = 6e-4
+    markov_rate: float = 4.0
+    """Learning rate of the Markov head, as a multiple. It is all that tells later slots what was drafted before them,
+    and starts from nothing where the layers start from the target's."""
     warmup: float = 0.04
     """Fraction of the steps in which the rate rises; it falls along a cosine to ``final_rate`` afterwards."""
     final_rate: float = 0.0
@@ -60,7 +63,7 @@ class TrainSettings:
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
                 raise InvalidSettingError(name, value, "an integer >= 1")
-        for name in ("epochs", "learning_rate", "grad_clip"):
+        for name in ("epochs", "learning_rate", "markov_rate", "grad_clip"):
             if not getattr(self, name) > 0.0:
                 raise InvalidSettingError(name, getattr(self, name), "a number > 0")
         for name in ("warmup", "final_rate"):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,7 +142,7 @@ class Trainer:
         self.num_steps = max(1, round(settings.epochs * len(self._train) / settings.batch_size))
         self.step = 0
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+            _groups(model, settings), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self._precision = _precision(settings.precision, adapter.device)
 
@@ -192,7 +193,7 @@ class Trainer:
     def _learn(self, numbers: list[int], totals: Totals) -> None:
         settings, model = self._settings, self._model
         for group in self._optimizer.param_groups:
-            group["lr"] = settings.rate(self.step, self.num_steps)
+            group["lr"] = group["multiple"] * settings.rate(self.step, self.num_steps)
         model.train()
         self._optimizer.zero_grad(set_to_none=True)
         mine = self._world.share(numbers)
@@ -299,6 +300,16 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
         return True
+
+
+def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
+    """What is learned at which multiple of the learning rate."""
+    serial = {name for name, _ in model.named_parameters() if name.startswith("markov_head.")}
+    return [
+        {"params": [weight for name, weight in model.named_parameters() if (name in serial) is here], "multiple": rate}
+        for here, rate in ((False, 1.0), (True, settings.markov_rate))
+        if not here or serial
+    ]
 
 
 def _precision(wanted: str, device: torch.device) -> str:

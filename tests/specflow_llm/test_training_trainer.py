@@ -261,6 +261,20 @@ def test_tokens_that_no_text_holds_bias_nothing(tmp_path: Path) -> None:
     assert float(moved[sorted(seen)].float().mean()) > 0.5
 
 
+@pytest.mark.parametrize("multiple", [1.0, 4.0])
+def test_the_markov_head_learns_at_a_rate_of_its_own(tmp_path: Path, multiple: float) -> None:
+    """Adam's first step is as long as the rate, whatever the gradient: the head's is so many times the others'."""
+    run = trainer(tmp_path, settings=SETTINGS.with_(markov_rate=multiple))
+    before = weights(run)
+    run.run(until=1)
+    moved = {name: float((tensor - before[name]).abs().max()) for name, tensor in weights(run).items()}
+    rate = run._settings.rate(0, run.num_steps)
+    for name, distance in moved.items():
+        if name.startswith(("markov_head.previous", "layers.", "fc.")):  # W2 waits for W1, which is zero
+            wanted = rate * (multiple if name.startswith("markov_head.") else 1.0)
+            assert distance == pytest.approx(wanted, rel=1e-2), name
+
+
 @pytest.mark.parametrize("what", ["training", "drafter", "data"])
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
     """Other settings, another drafter or other text: the error names which, and nothing is loaded."""
@@ -405,6 +419,7 @@ def test_the_rate_rises_and_falls() -> None:
         ("batch_size", 0),
         ("num_anchors", 0),
         ("learning_rate", -1.0),
+        ("markov_rate", 0.0),
         ("warmup", 1.5),
         ("final_rate", -0.1),
         ("weight_decay", -1.0),

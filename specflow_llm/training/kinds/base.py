@@ -24,11 +24,16 @@ class Kind(Protocol[Config, Model]):
         """
         ...
 
-    def load(self, folder: Path) -> Model:
-        """A trained drafter, on the target's device, in float32.
+    def load(self, folder: Path, changes: Mapping[str, Any]) -> Model:
+        """A trained drafter to go on from, on the target's device, in float32.
+
+        Args:
+            folder: where it is.
+            changes: fields of its config to set otherwise.
 
         Raises:
             CheckpointError: the folder holds none of this kind for this target.
+            InvalidSettingError: a field of a trained drafter cannot change, or cannot have that value.
         """
         ...
 

@@ -51,8 +51,12 @@ class ConvKind:
             values["draft_vocab_size"] = None
         return ConvConfig(**values)
 
-    def load(self, folder: Path) -> ConvModel:
-        """See :class:`.base.Kind`."""
+    def load(self, folder: Path, changes: Mapping[str, Any]) -> ConvModel:
+        """See :class:`.base.Kind`. Its sizes stay."""
+        if changes:
+            raise InvalidSettingError(
+                "drafter", sorted(changes), "nothing: a conv drafter to go on from keeps its sizes"
+            )
         return load_conv(folder, self._adapter).to(self._adapter.device)
 
     def new(

@@ -11,6 +11,7 @@ from ...dspark.checkpoint import check_fits, load_drafter, save_drafter
 from ...dspark.config import DSparkConfig
 from ...dspark.model import DSparkModel, parameter_count
 from ..design import coverage, design, new_drafter, start_from_target, target_layers_to_copy
+from ..resize import resized
 from ..samples import Sample
 from .cards import model_card
 
@@ -30,11 +31,11 @@ class DSparkKind:
         """See :class:`.base.Kind`."""
         return design(self._adapter, self._tokenizer, **dict(changes))
 
-    def load(self, folder: Path) -> DSparkModel:
+    def load(self, folder: Path, changes: Mapping[str, Any]) -> DSparkModel:
         """See :class:`.base.Kind`."""
-        model = load_drafter(folder)
+        model = load_drafter(folder).float()
         check_fits(model.config, self._adapter, folder)
-        return model.to(self._adapter.device)
+        return resized(model.to(self._adapter.device), changes, self._adapter)
 
     def new(
         self, config: DSparkConfig, samples: Sequence[Sample], *, seed: int, fresh: bool, notify: Callable[[str], None]
