@@ -119,6 +119,17 @@ class Calibration:
             pool.claims[position],
         )
 
+    def corrected(self, profile: Profile, survival: Sequence[float]) -> list[float]:
+        """A whole draft's survival estimates in the light of what happened; later positions share the last ratio."""
+        last = len(self.pool.claims) - 1
+        result: list[float] = []
+        alive = before = 1.0
+        for position, claim in enumerate(survival):
+            alive *= min(1.0, conditional(claim, before) * self.ratio(profile, min(position, last)))
+            before = claim
+            result.append(alive)
+        return result
+
     def rate(self, profile: Profile, position: int) -> float:
         """Acceptance at ``position`` given all items before it were accepted, whatever was claimed."""
         pool = self.pool
@@ -133,6 +144,11 @@ class Calibration:
             pool.trials[position],
         )
         return min(1.0, rate)
+
+
+def conditional(claim: float, before: float) -> float:
+    """The claim about an item given that the items before it are accepted, of which ``before`` was claimed."""
+    return 1.0 if claim >= before else claim / before
 
 
 def _joined(assumed: float, accepted: float, weight: float, pool_accepted: float, pool_weight: float) -> float:

@@ -9,7 +9,7 @@ from ..admission import Frontier
 from ..errors import InvalidSettingError
 from ..protocols import Policy
 from ..types import Admission, ChainId, ChainView, RoundReport
-from .acceptance import Calibration, Profile
+from .acceptance import Calibration, Profile, conditional
 
 _MEMORY = 256.0
 _POOL_MEMORY = 1024.0
@@ -85,7 +85,7 @@ class Estimated:
         """Learn what was accepted, and hand on the report with the estimates that the policy inside could see."""
         corrected = tuple(
             [
-                _corrected([1.0] * drafted if survival is None else survival, self._calibration, profile)
+                self._calibration.corrected(profile, [1.0] * drafted if survival is None else survival)
                 for survival, drafted, profile in zip(report.survival, report.drafted, self._round, strict=True)
             ]
         )
@@ -155,27 +155,11 @@ class _CorrectedFrontier(Frontier):
 
     def reveal(self, index: int) -> Sequence[float] | None:
         claims = self._inner.reveal(index)
-        return None if claims is None else _corrected(claims, self._calibration, self._profiles[index])
+        return None if claims is None else self._calibration.corrected(self._profiles[index], claims)
 
     def decision(self) -> Admission:
         return self._inner.decision()
 
     def _corrected(self, index: int, claim: float) -> float:
         ratio = self._calibration.ratio(self._profiles[index], self._inner.admitted(index))
-        return self._estimates[index] * min(1.0, _conditional(claim, self._claims[index]) * ratio)
-
-
-def _corrected(claims: Sequence[float], calibration: Calibration, profile: Profile) -> list[float]:
-    """What becomes of all claims of one draft."""
-    result: list[float] = []
-    estimate = before = 1.0
-    for position, claim in enumerate(claims):
-        estimate *= min(1.0, _conditional(claim, before) * calibration.ratio(profile, position))
-        before = claim
-        result.append(estimate)
-    return result
-
-
-def _conditional(claim: float, before: float) -> float:
-    """The claim given that the items before are accepted."""
-    return 1.0 if claim >= before else claim / before
+        return self._estimates[index] * min(1.0, conditional(claim, self._claims[index]) * ratio)

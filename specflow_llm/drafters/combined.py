@@ -229,15 +229,7 @@ class _Source:
 
     def corrected(self, profile: Profile, claims: Sequence[float] | None, count: int) -> tuple[float, ...]:
         """Survival estimates in the light of earlier rounds; without claims, every token claims to be certain."""
-        survival, alive, before = [], 1.0, 1.0
-        for position in range(count):
-            claim = 1.0
-            if claims is not None:
-                claim = min(1.0, claims[position] / before) if before > 0.0 else 0.0
-                before = claims[position]
-            alive *= min(1.0, claim * self.calibration.ratio(profile, min(position, _POSITIONS - 1)))
-            survival.append(alive)
-        return tuple(survival)
+        return tuple(self.calibration.corrected(profile, (1.0,) * count if claims is None else claims))
 
     def usual_value(self, profile: Profile, limit: int, first: float | None = None) -> float:
         """Accepted tokens to expect of a draft of the usual length, from earlier rounds alone.

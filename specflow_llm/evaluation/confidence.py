@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import Any
+
+from specflow.policies.acceptance import Calibration, Profile
 
 from ..calibration import (
     NUM_BINS,
@@ -13,9 +16,12 @@ from ..calibration import (
     Scale,
     area_under_curve,
     brier_score,
+    calibrated,
     calibration_noise,
+    conditional_logits,
     expected_calibration_error,
     observe,
+    outcomes,
     reliability,
 )
 from ..records import RoundRecord
@@ -73,12 +79,14 @@ def positions(
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """Raw estimates, and the same corrected by the drafter's own calibration where it has one for the regime."""
+    """Estimates: raw, corrected by the drafter's calibration for the regime, and by what was accepted before."""
 
     raw: tuple[PositionCalibration, ...]
     corrected: tuple[PositionCalibration, ...] | None
     scales: tuple[Scale, ...] | None
     """Of the correction."""
+    live: tuple[PositionCalibration, ...]
+    """Corrected by the drafter's calibration, if it has one, and by live acceptance: what adaptive policies go by."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -95,7 +103,43 @@ def judge(rounds: Sequence[RoundRecord], scales: Sequence[Scale] | None) -> Conf
     if not any(record.survival for record in rounds):
         return None
     observations = observe(rounds)
-    if scales is None or len(scales) < observations.num_positions:
-        return Confidence(positions(observations), None, None)
-    fitting = tuple(scales[: observations.num_positions])
-    return Confidence(positions(observations), positions(observations, fitting), fitting)
+    fitting = None if scales is None else tuple(scales[: observations.num_positions])
+    if fitting is not None and len(fitting) < observations.num_positions:
+        fitting = None
+    corrected = None if fitting is None else positions(observations, fitting)
+    live = positions(observe(list(with_live_correction(rounds, fitting)), num_positions=observations.num_positions))
+    return Confidence(positions(observations), corrected, fitting, live)
+
+
+def with_live_correction(rounds: Sequence[RoundRecord], scales: Sequence[Scale] | None) -> Iterator[RoundRecord]:
+    """The same rounds with the estimates that a policy would have had, which learns from the rounds before.
+
+    The requests are taken as running together: their first rounds, then their second rounds, and so on. Rounds side by
+    side do not learn from each other, as in a batch.
+
+    Args:
+        rounds: with the drafter's raw estimates, everything verified.
+        scales: of its calibration; one per position or more; None for none.
+    """
+    drafting = [record for record in rounds if record.survival]
+    learned = Calibration(max((len(record.survival) for record in drafting), default=1))
+    profiles: dict[int, Profile] = {}
+    requests: dict[int, list[RoundRecord]] = {}
+    for record in drafting:
+        requests.setdefault(record.request, []).append(record)
+        profiles.setdefault(record.request, Profile(len(learned.pool.claims)))
+    for together in zip_longest(*requests.values()):
+        ran = [record for record in together if record is not None]
+        claims = [_scaled(record, scales) for record in ran]
+        for record, claim in zip(ran, claims, strict=True):
+            yield replace(record, survival=tuple(learned.corrected(profiles[record.request], claim)))
+        for record, claim in zip(ran, claims, strict=True):
+            known_accepted, known = outcomes(record)
+            learned.record(profiles[record.request], claim, min(known, len(claim)), known_accepted)
+
+
+def _scaled(record: RoundRecord, scales: Sequence[Scale] | None) -> Sequence[float]:
+    if scales is None:
+        return record.survival
+    claims: list[float] = calibrated(conditional_logits(record.survival), scales).tolist()
+    return claims

@@ -106,6 +106,7 @@ def confidence_table(result: DrafterResult, confidence: Confidence) -> Table:
     names = ["rounds", "claimed", "accepted", "ECE", "noise", "Brier", "AUC"]
     if confidence.corrected is not None:
         names += ["T_k", "b_k", "claimed'", "ECE'", "Brier'", "AUC'"]
+    names.append("ECE live")
     for name in names:
         table.add_column(name, justify="right")
     for index, raw in enumerate(confidence.raw):
@@ -128,6 +129,7 @@ def confidence_table(result: DrafterResult, confidence: Confidence) -> Table:
                 f"{better.brier:.3f}",
                 _rate(better.auc),
             ]
+        cells.append(f"{confidence.live[index].ece:.1%}")
         table.add_row(str(raw.position), *cells)
     return table
 

@@ -28,7 +28,7 @@ from specflow_llm.dspark.checkpoint import save_drafter
 from specflow_llm.errors import CheckpointError, DataFileError, DrafterError
 from specflow_llm.evaluation import EvaluationSettings, check_recording, count, fit_and_test, run_evaluation, store
 from specflow_llm.evaluation.acceptance import by_category, macro_interval
-from specflow_llm.evaluation.confidence import judge
+from specflow_llm.evaluation.confidence import judge, with_live_correction
 from specflow_llm.evaluation.lineup import line_up
 from specflow_llm.evaluation.plot import save_plot, save_reliability
 from specflow_llm.evaluation.prompts import choose_prompts, in_turns
@@ -348,6 +348,54 @@ def test_a_calibration_is_judged_beside_the_raw_claims() -> None:
     # Odds of 1/2 became their square root, and then three times as much.
     assert judge(rounds, (Scale(2.0),)) == judge(rounds, None)
     assert judge([record(0, 0)], None) is None
+
+
+def boasting(claim: float, rate: float, *, requests: int = 10, rounds: int = 60) -> list[RoundRecord]:
+    """Rounds of a drafter whose every token claims to be accepted with ``claim`` and is with ``rate``."""
+    rng = np.random.default_rng(3)
+    found = []
+    for request in range(requests):
+        for _ in range(rounds):
+            accepted = int(np.cumprod(rng.random(2) < rate).sum())
+            made = record(2, accepted, request=request)
+            found.append(replace(made, survival=(claim, claim**2)))
+    return found
+
+
+@pytest.mark.parametrize(("claim", "rate"), [(0.9, 0.4), (0.3, 0.6)])
+def test_live_acceptance_corrects_what_no_table_can(claim: float, rate: float) -> None:
+    """Text unlike the calibration data: claims are far off, the estimates that policies go by soon are not.
+
+    The tolerance is three standard errors of the accepted fraction, 600 rounds of 60 that learn from each other.
+    """
+    found = judge(boasting(claim, rate), None)
+    assert found is not None
+    assert found.raw[0].ece > 0.2
+    error = 3.0 * math.sqrt(rate * (1.0 - rate) / 600)
+    assert abs(found.live[0].mean_claimed - rate) < error + 1 / 60  # one round of 60 has learned nothing yet
+    assert found.live[0].ece < 0.08
+    scaled = judge(boasting(claim, rate), (Scale(1.0, 0.5), Scale(1.0, 0.5)))
+    assert scaled is not None
+    assert scaled.corrected is not None
+    assert scaled.corrected[0].mean_claimed > claim
+    assert abs(scaled.live[0].mean_claimed - rate) < error + 1 / 60
+
+
+def test_live_correction_does_not_look_ahead() -> None:
+    """An estimate depends on earlier rounds only, not on its own nor on those beside it; the drafts stay in order."""
+    rounds = boasting(0.9, 0.4, requests=3, rounds=5)
+    before = list(with_live_correction(rounds, None))
+    assert [item.request for item in before] == [0, 1, 2] * 5
+    assert {item.survival for item in before[:3]} == {before[0].survival}
+    for place in range(5):
+        other = list(rounds)
+        accepted = 0 if other[place].accepted else 2
+        other[place] = replace(other[place], accepted=accepted, emitted=accepted + 1)
+        after = list(with_live_correction(other, None))
+        known = 3 * place + 3  # request 0's round of this place, and the other requests' beside it
+        assert [item.survival for item in after[:known]] == [item.survival for item in before[:known]]
+        if place < 4:
+            assert after[known].survival != before[known].survival
 
 
 # --------------------------------------------------------------------------------------------------- prompts, drafters
