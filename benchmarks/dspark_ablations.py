@@ -1,10 +1,10 @@
-"""What depth, block size, Markov head, rank, draft vocabulary and objective do, trained equally long on equal text.
+"""What depth, block size, Markov head, rank, draft vocabulary, objective and rates do, on equal text, equally long.
 
 Every variant sees the same conversations, the same anchors and the same number of steps, and is measured on the same
 held-out conversations along the target's own text: accept rate by slot (temperature 1), agreement of the most probable
 tokens (temperature 0), and the emitted tokens per round they amount to. Counts, so no clock is involved.
 
-    python benchmarks/dspark_ablations.py --text samples.jsonl --cache features --steps 300
+    python benchmarks/dspark_ablations.py --conversations 1200 --cache features --steps 250
 
 Short trainings rank what learns fastest, not what is best in the end; the table says how long they were.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no KL": {"loss": {"kl": 0.0}},
     "KL only": {"loss": {"kl": 1.0, "tv": 0.0, "ce": 0.0}},
     "fresh weights": {"fresh": True},
+    "Markov rate 1": {"markov_rate": 1.0},
 }
-"""What differs from the base; ``loss`` goes to the objective, ``fresh`` starts from random weights."""
+"""What differs from the base; ``loss`` and ``markov_rate`` go to training, ``fresh`` starts from random weights."""
+TEXT = Path(__file__).parent / "drafter" / "smollm2_samples.jsonl.xz"
 
 
 def run_variant(
@@ -60,7 +63,7 @@ def run_variant(
     """Train and measure one variant."""
     adapter, tokenizer, samples, folder = base["adapter"], base["tokenizer"], base["samples"], arguments.cache
     loss = LossWeights(**changes.get("loss", {}))
-    fields = {key: value for key, value in changes.items() if key not in {"loss", "fresh"}}
+    fields = {key: value for key, value in changes.items() if key not in {"loss", "fresh", "markov_rate"}}
     config = design(adapter, tokenizer, **{**BASE, **fields})
     model = new_drafter(config, samples, adapter, arguments.seed)
     layers = target_layers_to_copy(config, adapter)
@@ -72,6 +75,7 @@ def run_variant(
     settings = TrainSettings(
         epochs=arguments.steps * 4 / train, batch_size=4, num_anchors=32, learning_rate=1e-3, loss=loss,
         checkpoint_steps=10**9, report_steps=10**9, seed=arguments.seed,
+        markov_rate=changes.get("markov_rate", TrainSettings.markov_rate),
     )  # fmt: skip
     trainer = Trainer(adapter, model, samples, source, settings, arguments.out)
     trainer.run()
@@ -83,7 +87,8 @@ def main() -> None:
     """Run the variants and print a table; ``--json FILE`` keeps the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=DEMO_MODEL)
-    parser.add_argument("--text", type=Path, required=True, help="conversations of the target (samples.jsonl)")
+    parser.add_argument("--text", type=Path, default=TEXT, help="conversations of the target (samples.jsonl)")
+    parser.add_argument("--conversations", type=int, help="so many of them, drawn by --seed; all by default")
     parser.add_argument("--cache", type=Path, required=True, help="folder for features; made if absent")
     parser.add_argument("--out", type=Path, default=Path("ablations"), help="folder for checkpoints")
     parser.add_argument("--steps", type=int, default=300)
@@ -94,11 +99,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     loaded = load_model(arguments.target, tokenizer="auto", dtype="auto", device="auto", pack=True)
-    base = {
-        "adapter": TargetAdapter(loaded.model),
-        "tokenizer": loaded.tokenizer,
-        "samples": read_samples(arguments.text),
-    }
+    samples = read_samples(arguments.text)
+    if arguments.conversations is not None:
+        samples = random.Random(arguments.seed).sample(samples, arguments.conversations)
+    base = {"adapter": TargetAdapter(loaded.model), "tokenizer": loaded.tokenizer, "samples": samples}
     rows = []
     for name in arguments.only:
         rows.append(run_variant(name, VARIANTS[name], base, arguments))
