@@ -75,8 +75,9 @@ def run_variant(
     settings = TrainSettings(
         epochs=arguments.steps * 4 / train, batch_size=4, num_anchors=32, learning_rate=1e-3, loss=loss,
         checkpoint_steps=10**9, report_steps=10**9, seed=arguments.seed,
-        markov_rate=changes.get("markov_rate", TrainSettings.markov_rate),
     )  # fmt: skip
+    if "markov_rate" in changes:
+        settings = settings.with_(markov_rate=changes["markov_rate"])
     trainer = Trainer(adapter, model, samples, source, settings, arguments.out)
     trainer.run()
     held = trainer.measure(limit=64)

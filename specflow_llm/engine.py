@@ -6,12 +6,14 @@ every round.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
+from weakref import WeakKeyDictionary
 
 from specflow.chain import ChainLoop, run_sync
 from specflow.errors import InvalidSettingError
@@ -31,6 +33,19 @@ from .target import Target
 _STATEFUL_PROCESSORS = frozenset(
     {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
 )
+
+
+_ROW_IDS: WeakKeyDictionary[Drafter, Iterator[int]] = WeakKeyDictionary()
+
+
+def _row_ids(drafter: Drafter | None) -> Iterator[int]:
+    """Numbers for rows that no other engine of this drafter gives: it keeps its state by row, and may serve several."""
+    if drafter is None:
+        return itertools.count()
+    try:
+        return _ROW_IDS.setdefault(drafter, itertools.count())
+    except TypeError:  # it compares by value, or allows no weak references
+        return itertools.count()
 
 
 def _may_keep_state(item: object) -> bool:
@@ -134,7 +149,7 @@ class Engine:
         self._undelivered: list[Update] = []
         self._is_stepping = False
         self._abandoned: list[RowId] = []
-        self._next_id = 0
+        self._row_ids = _row_ids(drafter)
 
     @property
     def backend(self) -> DecodingBackend:
@@ -160,9 +175,8 @@ class Engine:
             InvalidSettingError: settings that contradict each other.
         """
         self._refuse_shared_state(params)
-        row_id = RowId(self._next_id)
+        row_id = RowId(next(self._row_ids))
         row = self._row(row_id, [int(token) for token in token_ids], params, index)
-        self._next_id += 1
         deadline = None if params.max_time is None else self._clock() + params.max_time
         self._waiting.append(_Waiting(row, deadline))
         return row_id

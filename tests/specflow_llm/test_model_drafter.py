@@ -15,7 +15,7 @@ from specflow_llm import DrafterError, DraftRequest, Proposal, SamplingParams
 from specflow_llm.drafters import ModelDrafter, TargetFacts, build_drafter
 from specflow_llm.drafters.base import RowId
 from specflow_llm.sampling import RowSampler
-from tests.specflow_llm.decoding import decode
+from tests.specflow_llm.decoding import decode, make_engine
 from tests.specflow_llm.models import RECURRENT_CONFIGS, VOCAB, generate, near_copy, tiny_model
 
 PROMPTS = [[1, 2, 3], [60, 5, 63, 7, 8, 9, 10], [33]]
@@ -366,3 +366,25 @@ def test_a_loaded_model_becomes_a_drafter() -> None:
     assert isinstance(build_drafter(tiny_model("llama"), facts), ModelDrafter)
     with pytest.raises(DrafterError, match=r"subclass specflow_llm\.DrafterBase"):
         build_drafter(3, facts)
+
+
+def test_one_drafter_serves_two_engines() -> None:
+    """Two engines of one target that take turns share a draft model: its rows are told apart, and drafts stay good.
+
+    If both engines numbered their rows from 0, the drafter would be asked to go on from the other one's tokens.
+    """
+    target = tiny_model("llama")
+    shared = ModelDrafter(near_copy(target), target_vocab_size=VOCAB)
+    prompts = [[1, 2, 3], [9, 8, 7, 6]]
+    engines = [make_engine(target, drafter=shared, policy=Fixed(3)) for _ in prompts]
+    rows = [
+        engine.submit(prompt, SamplingParams(max_tokens=12)) for engine, prompt in zip(engines, prompts, strict=True)
+    ]
+    assert len(set(rows)) == 2
+    found: dict[RowId, list[int]] = {row: [] for row in rows}
+    while any(engine.num_unfinished for engine in engines):
+        for engine in engines:
+            for update in engine.step():
+                assert update.error is None
+                found[update.request_id] += update.token_ids
+    assert [found[row] for row in rows] == [generate(target, prompt, 12) for prompt in prompts]
