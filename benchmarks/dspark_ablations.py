@@ -74,7 +74,7 @@ def run_variant(
     train = len(samples) - round(len(samples) * 0.05)
     settings = TrainSettings(
         epochs=arguments.steps * 4 / train, batch_size=4, num_anchors=32, learning_rate=1e-3, loss=loss,
-        checkpoint_steps=10**9, report_steps=10**9, seed=arguments.seed,
+        checkpoint_steps=10**9, report_steps=10**9, seed=arguments.seed, short_blocks=0.0,
     )  # fmt: skip
     if "markov_rate" in changes:
         settings = settings.with_(markov_rate=changes["markov_rate"])

@@ -110,14 +110,14 @@ class DSparkModel(nn.Module):
         Args:
             features: [B, S, F] of whole sequences, padded at the end.
             anchors: [B, A] positions of anchors; -1 for blocks that only pad.
-            embedded: [B, A, K, D] embeddings of anchors and masks.
+            embedded: [B, A, K, D] embeddings of anchors and masks; K may differ from the config's.
             lengths: [B] real positions of each sequence.
 
         Returns:
             [B, A, K, D]; rows of padding blocks mean nothing.
         """
         batch, blocks = anchors.shape
-        slots = self.config.num_slots
+        slots = embedded.shape[2]
         size = features.shape[1]
         places = torch.arange(size, device=features.device)
         context = self.context(self.fuse(features), places.expand(batch, size))

@@ -15,6 +15,7 @@ from ..errors import TrainingError
 from .objective import LossWeights
 
 PRECISIONS = ("auto", "float32", "bfloat16")
+SHORT_BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,9 @@ class TrainSettings:
     """Sequences per step, over all processes."""
     num_anchors: int = 64
     """Blocks per sequence and step; other ones in every epoch."""
+    short_blocks: float = 0.75
+    """Fraction of the steps, the first ones, in which blocks have at most :data:`SHORT_BLOCK` slots: they cost less,
+    all slots share the same weights, and late slots are seldom reached before the early ones are good."""
     learning_rate: float = 6e-4
     markov_rate: float = 4.0
     """Learning rate of the Markov head, as a multiple. It is all that tells later slots what was drafted before them,
@@ -66,7 +70,7 @@ class TrainSettings:
         for name in ("epochs", "learning_rate", "markov_rate", "grad_clip"):
             if not getattr(self, name) > 0.0:
                 raise InvalidSettingError(name, getattr(self, name), "a number > 0")
-        for name in ("warmup", "final_rate"):
+        for name in ("warmup", "final_rate", "short_blocks"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidSettingError(name, getattr(self, name), "a fraction in [0, 1]")
         for name, fits, wanted in (
@@ -101,6 +105,10 @@ class TrainSettings:
     def with_(self, **changes: Any) -> TrainSettings:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+    def block(self, step: int, num_steps: int) -> int | None:
+        """Most slots of a block in a step, from 0; None for all of the drafter's."""
+        return SHORT_BLOCK if step < self.short_blocks * num_steps else None
 
     def rate(self, step: int, num_steps: int) -> float:
         """Learning rate of a step, from 0: linear warm-up, then a cosine (Loshchilov and Hutter 2017)."""

@@ -83,9 +83,10 @@ class Totals:
         accept = torch.zeros(kept.shape, dtype=torch.float64, device=kept.device)
         match = torch.zeros_like(accept)
         accept[kept], match[kept] = parts.accept.double(), parts.matches.double()
-        self._slots[0] += accept.sum((0, 1))
-        self._slots[1] += match.sum((0, 1))
-        self._slots[2] += kept.sum((0, 1))
+        size = kept.shape[-1]
+        self._slots[0, :size] += accept.sum((0, 1))
+        self._slots[1, :size] += match.sum((0, 1))
+        self._slots[2, :size] += kept.sum((0, 1))
         whole = kept[..., -1]  # only blocks with all slots: a cut block would count as rejected
         self._blocks[0] += (1.0 + accept.cumprod(-1).sum(-1))[whole].sum()
         self._blocks[1] += (1.0 + match.cumprod(-1).sum(-1))[whole].sum()
@@ -96,7 +97,8 @@ class Totals:
         for tensor in (self._sums, self._slots, self._blocks):
             world.sum(tensor)
         ce, kl, tv, sure = (self._sums[:4] / self._sums[4].clamp(min=1e-9)).tolist()
-        accept, match = (self._slots[:2] / self._slots[2].clamp(min=1.0)).tolist()
+        seen = max(1, int((self._slots[2] > 0.0).sum()))  # short blocks have no later slots
+        accept, match = (self._slots[:2] / self._slots[2].clamp(min=1.0))[:, :seen].tolist()
         sampled, greedy = (self._blocks[:2] / self._blocks[2].clamp(min=1.0)).tolist()
         return Measured(
             loss.ce * ce + loss.kl * kl + loss.tv * tv + loss.confidence * sure,
@@ -199,7 +201,7 @@ class Trainer:
         mine = self._world.share(numbers)
         weight = torch.zeros((), device=self._adapter.device)
         if mine:
-            batch = self._batch(mine, self.step)
+            batch = self._batch(mine, self.step, settings.block(self.step, self.num_steps))
             found = self._source.of(batch.indices)  # the target keeps its own precision
             with torch.autocast(self._adapter.device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
                 slots, teacher = self._student.forward(batch, found)
@@ -219,10 +221,10 @@ class Trainer:
             )
         self._optimizer.step()
 
-    def _batch(self, numbers: Sequence[int], step: int) -> Batch:
+    def _batch(self, numbers: Sequence[int], step: int, block: int | None = None) -> Batch:
         settings = self._settings
         chosen = [(number, _cut(self._samples[number], settings.max_length)) for number in numbers]
-        return self._student.batch(chosen, settings.seed * _MIX + step)
+        return self._student.batch(chosen, settings.seed * _MIX + step, block)
 
     @torch.no_grad()
     def measure(self, numbers: Sequence[int] | None = None, *, limit: int = 64) -> Measured:

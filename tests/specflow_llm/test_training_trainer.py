@@ -303,6 +303,26 @@ def test_text_of_one_run_is_the_same_in_any_order_of_steps(tmp_path: Path) -> No
     assert not torch.equal(first.anchors, second.anchors)
 
 
+@pytest.mark.parametrize("layout", ["anchor_predicts", "mask_predicts"])
+def test_short_blocks_train_as_a_drafter_of_short_blocks_would(tmp_path: Path, layout: str) -> None:
+    """In the first steps a drafter of blocks of 6 learns what one of 4 would, bit by bit; then its later slots too."""
+    settings = SETTINGS.with_(short_blocks=0.25)
+    long = trainer(tmp_path / "long", settings=settings, block_size=6, layout=layout)
+    short = trainer(tmp_path / "short", settings=settings, block_size=4, layout=layout)
+    first = long.num_steps // 4
+    reports: list[Report] = []
+    for run in (long, short):
+        run.run(reports.append, until=first)
+    assert same(weights(long), weights(short))
+    assert {len(report.recent.accept) for report in reports} == {4}
+    assert len(long.measure().accept) == 6  # what is measured is always whole
+    later: list[Report] = []
+    long.run(later.append, until=first + 4)
+    assert {len(report.recent.accept) for report in later} == {6}
+    short.run(until=first + 4)
+    assert not same(weights(long), weights(short))
+
+
 # --- It can be shared -------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +442,7 @@ def test_the_rate_rises_and_falls() -> None:
         ("markov_rate", 0.0),
         ("warmup", 1.5),
         ("final_rate", -0.1),
+        ("short_blocks", 1.5),
         ("weight_decay", -1.0),
         ("grad_clip", 0.0),
         ("loss_chunk", 0),

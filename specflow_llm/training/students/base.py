@@ -32,8 +32,8 @@ class Student(Protocol):
         """G: slots per block for which acceptance is measured."""
         ...
 
-    def batch(self, samples: Sequence[tuple[int, Sample]], seed: int) -> Batch:
-        """Put (number, sample) pairs together.
+    def batch(self, samples: Sequence[tuple[int, Sample]], seed: int, block: int | None = None) -> Batch:
+        """Put (number, sample) pairs together, in blocks of at most ``block`` slots where shorter ones cost less.
 
         What is drawn for a sample depends on the seed and its number only, not on what it is batched with.
         """

@@ -33,9 +33,9 @@ class ConvStudent:
         """See :class:`.base.Student`."""
         return self._model.config.block_size
 
-    def batch(self, samples: Sequence[tuple[int, Sample]], seed: int) -> Batch:
-        """See :class:`.base.Student`; nothing is drawn."""
-        del seed
+    def batch(self, samples: Sequence[tuple[int, Sample]], seed: int, block: int | None = None) -> Batch:
+        """See :class:`.base.Student`; nothing is drawn, and shorter blocks would cost the same."""
+        del seed, block
         return build_chain_batch(samples, block=self.num_slots)
 
     def forward(self, batch: Batch, found: Sequence[Features]) -> tuple[Slots, Teacher]:

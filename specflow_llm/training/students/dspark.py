@@ -36,18 +36,19 @@ class DSparkStudent:
         """See :class:`.base.Student`."""
         return self._model.config.block_size
 
-    def batch(self, samples: Sequence[tuple[int, Sample]], seed: int) -> Batch:
+    def batch(self, samples: Sequence[tuple[int, Sample]], seed: int, block: int | None = None) -> Batch:
         """See :class:`.base.Student`."""
-        return build_batch(samples, num_anchors=self._settings.num_anchors, block=self.num_slots, seed=seed)
+        size = self.num_slots if block is None else min(block, self.num_slots)
+        return build_batch(samples, num_anchors=self._settings.num_anchors, block=size, seed=seed)
 
     def forward(self, batch: Batch, found: Sequence[Features]) -> tuple[Slots, Teacher]:
         """Backbone and serial heads over a batch, and the teacher of its supervised slots."""
         model, config, device = self._model, self._model.config, self._adapter.device
-        size = batch.token_ids.shape[1]
+        size, block = batch.token_ids.shape[1], batch.supervised.shape[-1]
         chosen = Selection.of(batch, device)
         anchors, kept = chosen.anchors, chosen.kept
         features = torch.stack([padded(entry.features.float(), size) for entry in found]).to(device)
-        inputs = self._mask_id.expand(*anchors.shape, config.num_slots).clone()
+        inputs = self._mask_id.expand(*anchors.shape, block + config.first_slot).clone()
         inputs[..., 0] = chosen.ids.gather(1, anchors.clamp(min=0))
         with torch.no_grad():
             embedded = self._adapter.embed(inputs)
@@ -59,7 +60,7 @@ class DSparkStudent:
             output = model.markov_head.output.weight
         if model.confidence_head is not None:
             confidence = model.confidence_head(states, before)[kept]
-        offsets = torch.arange(config.block_size, device=device)
+        offsets = torch.arange(block, device=device)
         slots = Slots(
             states[kept], markov, output, confidence,
             chosen.targets if self._columns is None else self._columns[chosen.targets],
