@@ -1,6 +1,7 @@
-"""Why float32 linear layers are packed on CPUs: time of one product by number of rows, for each way PyTorch offers.
+"""Why linear layers are packed on CPUs: time of one product by number of rows, for each way PyTorch offers.
 
     python benchmarks/linear_kernels.py --json linear_kernels.json
+    python benchmarks/linear_kernels.py --dtype bfloat16 --json linear_kernels_bf16.json
 
 Every shape is held in enough copies to exceed the caches, as a model's layers do. Medians; ways take turns.
 """
@@ -45,11 +46,11 @@ WAYS: dict[str, Way] = {
 }
 
 
-def measure(shape: tuple[int, int], num_rows: int, repeats: int) -> dict[str, float]:
+def measure(shape: tuple[int, int], num_rows: int, repeats: int, dtype: torch.dtype) -> dict[str, float]:
     """Median microseconds of one product, by way; a way this build lacks is left out."""
-    copies = max(1, int(WORKING_SET / (shape[0] * shape[1] * 4)))
-    weights = [torch.randn(shape) for _ in range(copies)]
-    rows = torch.randn(1, num_rows, shape[1])
+    copies = max(1, int(WORKING_SET / (shape[0] * shape[1] * dtype.itemsize)))
+    weights = [torch.randn(shape).to(dtype) for _ in range(copies)]
+    rows = torch.randn(1, num_rows, shape[1]).to(dtype)
     ready: dict[str, list[Any]] = {}
     for name, (prepare, multiply) in WAYS.items():
         try:
@@ -73,18 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--json", type=Path, help="write the figures with provenance to this file")
     options = parser.parse_args(arguments)
+    dtype: torch.dtype = getattr(torch, options.dtype)
     results = []
     with torch.no_grad():
         for shape in SHAPES:
             for num_rows in ROWS:
-                figures = measure(shape, num_rows, options.repeats)
+                figures = measure(shape, num_rows, options.repeats, dtype)
                 results.append({"shape": shape, "rows": num_rows, "microseconds": figures})
                 cells = "  ".join(f"{name} {value:8.0f}" for name, value in figures.items())
                 print(f"{shape[0]:>6} x {shape[1]:<5} rows {num_rows:>2}  microseconds: {cells}", flush=True)
     if options.json is not None:
-        data = {"provenance": provenance(device=torch.device("cpu"), dtype=torch.float32), "results": results}
+        data = {"provenance": provenance(device=torch.device("cpu"), dtype=dtype), "results": results}
         options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,9 +1,9 @@
 """Attention over blocks with an explicit mask, without copying keys and values per query head.
 
-Transformers' SDPA path repeats keys and values for grouped queries whenever a mask is given. On CPUs the repetition
-(the whole cache, every layer, every round) is avoided: queries that share a key head stand below each other, as if they
-were tokens of one block. PyTorch's own ``enable_gqa`` does not repeat either, but reads every key once per query head:
-in bfloat16, with one query per row, it takes 4 to 10 times as long.
+Transformers' SDPA path repeats keys and values for grouped queries whenever a mask is given. PyTorch's CPU kernel
+takes grouped queries directly, so on CPUs the repetition (the whole cache, every layer, every round) is avoided. In
+bfloat16 and float16 that kernel is slow where a key head's queries come one by one; there they are folded: they stand
+below each other, as if they were tokens of one block (``benchmarks/attention_kernels.py``).
 Registered through transformers' own attention interface and switched on only while this library runs a forward: the
 model is left as it was found.
 """
@@ -42,15 +42,19 @@ def grouped_sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output
+    if query.dtype.itemsize >= 4:
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+        )
+        return attended.transpose(1, 2).contiguous(), None
     rows, heads, width = query.shape[:3]
     shared = heads // key.shape[1]
-    mask = attention_mask.expand(rows, 1, width, -1).repeat(1, 1, shared, 1)
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, key.shape[1], shared * width, -1),
-        key, value, attn_mask=mask, dropout_p=dropout, scale=scaling,
+    folded = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, key.shape[1], shared * width, -1), key, value,
+        attn_mask=attention_mask.repeat(1, 1, shared, 1), dropout_p=dropout, scale=scaling,
     )  # fmt: skip
-    attended = attended.view(rows, key.shape[1], shared, width, -1)
-    return attended.permute(0, 3, 1, 2, 4).reshape(rows, width, heads, -1).contiguous(), None
+    unfolded = folded.view(rows, key.shape[1], shared, width, -1).permute(0, 3, 1, 2, 4)
+    return unfolded.reshape(rows, width, heads, -1), None
 
 
 AttentionInterface.register(_NAME, grouped_sdpa)
