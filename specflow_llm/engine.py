@@ -10,10 +10,9 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
-from weakref import WeakKeyDictionary
 
 from specflow.chain import ChainLoop, run_sync
 from specflow.errors import InvalidSettingError
@@ -35,17 +34,8 @@ _STATEFUL_PROCESSORS = frozenset(
 )
 
 
-_ROW_IDS: WeakKeyDictionary[Drafter, Iterator[int]] = WeakKeyDictionary()
-
-
-def _row_ids(drafter: Drafter | None) -> Iterator[int]:
-    """Numbers for rows that no other engine of this drafter gives: it keeps its state by row, and may serve several."""
-    if drafter is None:
-        return itertools.count()
-    try:
-        return _ROW_IDS.setdefault(drafter, itertools.count())
-    except TypeError:  # it compares by value, or allows no weak references
-        return itertools.count()
+_ROW_IDS = itertools.count()
+"""One count for all engines: drafters keep their state by row, and one may serve several engines of one target."""
 
 
 def _may_keep_state(item: object) -> bool:
@@ -149,7 +139,6 @@ class Engine:
         self._undelivered: list[Update] = []
         self._is_stepping = False
         self._abandoned: list[RowId] = []
-        self._row_ids = _row_ids(drafter)
 
     @property
     def backend(self) -> DecodingBackend:
@@ -175,7 +164,7 @@ class Engine:
             InvalidSettingError: settings that contradict each other.
         """
         self._refuse_shared_state(params)
-        row_id = RowId(next(self._row_ids))
+        row_id = RowId(next(_ROW_IDS))
         row = self._row(row_id, [int(token) for token in token_ids], params, index)
         deadline = None if params.max_time is None else self._clock() + params.max_time
         self._waiting.append(_Waiting(row, deadline))

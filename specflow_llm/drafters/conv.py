@@ -32,7 +32,7 @@ class ConvDrafter(DrafterBase):
         model: the model; it is put into evaluation mode.
         target_vocab_size: V.
         name: for logs and metrics.
-        pack: keep the output head of a float32 model on a CPU in a layout in which few rows are cheap.
+        pack: keep the output head of a model on a CPU in a layout in which few rows are cheap.
 
     Raises:
         DrafterError: the model is for another vocabulary.

@@ -44,7 +44,7 @@ class DSparkDrafter(DrafterBase):
         adapter: the target.
         calibration: scales for the confidence logits, by kind of request and position.
         name: for logs and metrics.
-        pack: move float32 layers on CPUs to a layout in which short blocks are cheap.
+        pack: move layers on CPUs to a layout in which short blocks are cheap.
 
     Raises:
         CheckpointError: the drafter was made for a target of other sizes.

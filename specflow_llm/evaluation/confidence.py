@@ -135,7 +135,7 @@ def with_live_correction(rounds: Sequence[RoundRecord], scales: Sequence[Scale] 
             yield replace(record, survival=tuple(learned.corrected(profiles[record.request], claim)))
         for record, claim in zip(ran, claims, strict=True):
             known_accepted, known = outcomes(record)
-            learned.record(profiles[record.request], claim, min(known, len(claim)), known_accepted)
+            learned.record(profiles[record.request], claim, known, known_accepted)
 
 
 def _scaled(record: RoundRecord, scales: Sequence[Scale] | None) -> Sequence[float]:

@@ -1,8 +1,9 @@
 """A drafter of other sizes that begins with what a trained one knows.
 
-What it computes at first is what the trained one computed, but for what a smaller Markov rank cannot hold. More layers
-are put in front and begin as the identity (function-preserving growth, Chen et al. 2016, "Net2Net", 1511.05641); a
-Markov head of lower rank is the closest one (Eckart and Young 1936), one of higher rank the same one.
+Every weight is kept. Blocks of another size have other slots to look at; but for that, and for what a smaller Markov
+rank cannot hold, it computes at first what the trained one computed. More layers are put in front and begin as the
+identity (function-preserving growth, Chen et al. 2016, "Net2Net", 1511.05641); a Markov head of lower rank is the
+closest one (Eckart and Young 1936), one of higher rank the same one.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ RESIZABLE = ("block_size", "markov_rank", "markov_top_k", "num_layers", "sliding
 
 
 @torch.no_grad()
-def resized(trained: DSparkModel, changes: Mapping[str, Any], adapter: TargetAdapter) -> DSparkModel:
+def resized(
+    trained: DSparkModel, changes: Mapping[str, Any], adapter: TargetAdapter, *, seed: int = 0, fresh: bool = False
+) -> DSparkModel:
     """A drafter with some sizes changed and the weights of a trained one.
 
     Args:
         trained: where weights come from, in float32; left as it is.
         changes: fields to set otherwise, of :data:`RESIZABLE`.
         adapter: the target, whose layers new ones are copied from where sizes allow.
+        seed: of the weights that are new.
+        fresh: make new layers of random weights even where the target's could be copied.
 
     Raises:
         InvalidSettingError: a field cannot change, or cannot have that value.
     """
     old = trained.config
-    fixed = sorted(name for name in changes if name not in RESIZABLE)
+    fixed = sorted(name for name in changes if name not in RESIZABLE and changes[name] != getattr(old, name, None))
     if fixed:
         raise InvalidSettingError("drafter", fixed, f"of a drafter to go on from, no fields but {', '.join(RESIZABLE)}")
-    config = old.with_(**changes)
+    config = old.with_(**{name: value for name, value in changes.items() if name in RESIZABLE})
     if config == old:
         return trained
     if config.num_layers < old.num_layers:
@@ -49,11 +54,14 @@ def resized(trained: DSparkModel, changes: Mapping[str, Any], adapter: TargetAda
         raise InvalidSettingError(
             "markov_rank", config.markov_rank, f"{old.markov_rank}: only a vanilla Markov head can change its rank"
         )
-    model = DSparkModel(config, trained.draft_ids).to(adapter.device)
+    with torch.random.fork_rng(devices=[]):  # several processes must make the same weights
+        torch.manual_seed(seed)
+        model = DSparkModel(config, trained.draft_ids).to(adapter.device)
     skipped = {"layers", "markov_head", "confidence_head"} if config.markov_rank != old.markov_rank else {"layers"}
     weights = {name: tensor for name, tensor in trained.state_dict().items() if name.split(".")[0] not in skipped}
     more = config.num_layers - old.num_layers
-    _put_in_front(model, more, adapter)
+    if more:
+        _put_in_front(model, more, adapter, fresh=fresh)
     model.load_state_dict(weights, strict=False)
     for index, layer in enumerate(trained.layers):
         model.layers[index + more].load_state_dict(layer.state_dict())
@@ -62,10 +70,10 @@ def resized(trained: DSparkModel, changes: Mapping[str, Any], adapter: TargetAda
     return model
 
 
-def _put_in_front(model: DSparkModel, count: int, adapter: TargetAdapter) -> None:
+def _put_in_front(model: DSparkModel, count: int, adapter: TargetAdapter, *, fresh: bool) -> None:
     """Let the first layers add nothing to what passes through them, until they have learned to."""
-    numbers = target_layers_to_copy(model.config, adapter)
-    if count and numbers:
+    numbers = () if fresh else target_layers_to_copy(model.config, adapter)
+    if numbers:
         start_from_target(model, adapter, numbers)
     for index in range(count):
         layer: Any = model.layers[index]
@@ -86,11 +94,11 @@ def _change_rank(trained: DSparkModel, model: DSparkModel) -> None:
         second_basis, second_core = torch.linalg.qr(second)
         left, sizes, right = torch.linalg.svd(first_core @ second_core.T)
         scale = sizes[:wanted].sqrt()
-        mine.previous.weight.copy_(first_basis @ left[:, :wanted] * scale)
-        mine.output.weight.copy_(second_basis @ right[:wanted].T * scale)
-    else:
-        mine.previous.weight[:, :rank], mine.previous.weight[:, rank:] = first, 0.0
-        mine.output.weight[:, :rank] = second  # the other columns stay random: zeros on both sides would never learn
+        first, second = first_basis @ left[:, : len(scale)] * scale, second_basis @ right[: len(scale)].T * scale
+    # Columns beyond stay random in W2 alone: they say nothing yet, and zeros on both sides would never learn.
+    mine.previous.weight.zero_()
+    mine.previous.weight[:, : first.shape[1]] = first
+    mine.output.weight[:, : second.shape[1]] = second
     _copy_confidence(trained, model)
 
 

@@ -116,7 +116,10 @@ class TrainingRun:
         )
         self._notify(self._kind.describe(model, samples))
         source = self._source(self._kind.layers(config), samples)
-        trainer = Trainer(self._adapter, model, samples, source, plan.training, plan.out, self._world)
+        training = plan.training
+        if training.short_blocks is None and start is not None:
+            training = training.with_(short_blocks=0.0)
+        trainer = Trainer(self._adapter, model, samples, source, training, plan.out, self._world)
         if trainer.resume():
             self._notify(f"going on from step {trainer.step} of {trainer.num_steps}")
         trainer.run(self._on_report)
@@ -133,7 +136,8 @@ class TrainingRun:
         plan = self._plan
         if plan.start_from is None:
             return None, self._kind.design(plan.drafter)
-        model: Trainee = self._kind.load(plan.start_from, plan.drafter)
+        seed = plan.training.seed
+        model: Trainee = self._kind.load(plan.start_from, plan.drafter, seed=seed, fresh=plan.fresh)
         return model, model.config
 
     # --- Text ---------------------------------------------------------------------------------------------------------

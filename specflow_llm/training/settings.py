@@ -16,6 +16,7 @@ from .objective import LossWeights
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 SHORT_BLOCK = 4
+_SHORT_FRACTION = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,10 @@ class TrainSettings:
     """Sequences per step, over all processes."""
     num_anchors: int = 64
     """Blocks per sequence and step; other ones in every epoch."""
-    short_blocks: float = 0.75
+    short_blocks: float | None = None
     """Fraction of the steps, the first ones, in which blocks have at most :data:`SHORT_BLOCK` slots: they cost less,
-    all slots share the same weights, and late slots are seldom reached before the early ones are good."""
+    all slots share the same weights, and late slots are seldom reached before the early ones are good. None is 0.75, or
+    0 for a drafter that has been trained already."""
     learning_rate: float = 6e-4
     markov_rate: float = 4.0
     """Learning rate of the Markov head, as a multiple. It is all that tells later slots what was drafted before them,
@@ -70,10 +72,11 @@ class TrainSettings:
         for name in ("epochs", "learning_rate", "markov_rate", "grad_clip"):
             if not getattr(self, name) > 0.0:
                 raise InvalidSettingError(name, getattr(self, name), "a number > 0")
-        for name in ("warmup", "final_rate", "short_blocks"):
+        for name in ("warmup", "final_rate"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidSettingError(name, getattr(self, name), "a fraction in [0, 1]")
         for name, fits, wanted in (
+            ("short_blocks", 0.0 <= (self.short_blocks or 0.0) <= 1.0, "None or a fraction in [0, 1]"),
             ("held_out", 0.0 <= self.held_out < 1.0, "a fraction in [0, 1)"),
             ("weight_decay", self.weight_decay >= 0.0, "a number >= 0"),
             ("max_length", self.max_length >= 8, "an integer >= 8"),
@@ -108,7 +111,8 @@ class TrainSettings:
 
     def block(self, step: int, num_steps: int) -> int | None:
         """Most slots of a block in a step, from 0; None for all of the drafter's."""
-        return SHORT_BLOCK if step < self.short_blocks * num_steps else None
+        fraction = _SHORT_FRACTION if self.short_blocks is None else self.short_blocks
+        return SHORT_BLOCK if step < fraction * num_steps else None
 
     def rate(self, step: int, num_steps: int) -> float:
         """Learning rate of a step, from 0: linear warm-up, then a cosine (Loshchilov and Hutter 2017)."""

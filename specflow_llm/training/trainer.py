@@ -48,7 +48,7 @@ class Measured:
     match: tuple[float, ...]
     """By slot: how often draft and target agree on the most probable token."""
     sampled_length: float
-    """Estimated emitted tokens per round at temperature 1."""
+    """Estimated emitted tokens per round at temperature 1, with drafts as long as the blocks measured."""
     greedy_length: float
     """The same at temperature 0."""
 
@@ -161,6 +161,8 @@ class Trainer:
         totals = self._totals()
         begun, began_at, tokens = clock(), self.step, 0
         for numbers in self._batches(self.step, last):
+            if settings.block(self.step, self.num_steps) != settings.block(self.step - 1, self.num_steps):
+                totals = self._totals()  # figures of blocks of different sizes are not averaged
             tokens += sum(len(self._samples[number].token_ids) for number in numbers)
             self._learn(numbers, totals)
             self.step += 1

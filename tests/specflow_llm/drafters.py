@@ -115,6 +115,7 @@ class ScriptedDrafter(DrafterBase):
         self._vocab_size = vocab_size
         self._script = script
         self._asked: dict[int, int] = {}
+        self._order: dict[int, int] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         """The scripted number of true tokens, the first of those to be rejected replaced by a wrong one."""
@@ -125,7 +126,7 @@ class ScriptedDrafter(DrafterBase):
         self._asked[request.row] = turn + 1
         if turn >= len(self._script):
             return []
-        drafted, accepted = self._script[turn][request.row]
+        drafted, accepted = self._script[turn][self._order.setdefault(request.row, len(self._order))]
         tokens = self._truths.continuation(request.token_ids, min(drafted, request.limit))
         if accepted < len(tokens):
             tokens[accepted] = (tokens[accepted] + 1) % self._vocab_size

@@ -182,8 +182,7 @@ def test_waiting_requests_join_as_rows_become_free(max_batch_size: int) -> None:
     """Never more rows than allowed, first come first served, and each request gets its own tokens."""
     engine = walk_engine(WalkDrafter(), max_batch_size=max_batch_size)
     prompts = [[index, index + 1] for index in range(9)]
-    for prompt in prompts:
-        engine.submit(prompt, SamplingParams(max_tokens=10))
+    rows = [engine.submit(prompt, SamplingParams(max_tokens=10)) for prompt in prompts]
     started: list[int] = []
     done: dict[int, list[int]] = {}
     while engine.num_unfinished:
@@ -194,7 +193,7 @@ def test_waiting_requests_join_as_rows_become_free(max_batch_size: int) -> None:
                 done[update.request_id] = list(update.completion.token_ids)
         assert len(engine.backend.rows) <= max_batch_size
     assert started == sorted(started)
-    assert [done[index] for index in range(9)] == [walk(prompt, 10) for prompt in prompts]
+    assert [done[row] for row in rows] == [walk(prompt, 10) for prompt in prompts]
 
 
 def test_each_row_accepts_its_own_number_every_round() -> None:
@@ -234,11 +233,11 @@ def test_unknown_requests_are_ignored() -> None:
     """Cancelling or withdrawing what does not exist, or is finished, changes nothing for anyone."""
     engine = walk_engine(WalkDrafter())
     done = decode(engine, [1, 2], SamplingParams(max_tokens=5))
-    for request in (done.request_id, RowId(99)):
+    for request in (done.request_id, RowId(done.request_id + 99)):
         engine.cancel(request)
         engine.withdraw(request)
     assert decode(engine, [1, 2], SamplingParams(max_tokens=5)).token_ids == done.token_ids
-    engine.cancel(RowId(2))  # not submitted yet: it must not be cancelled later
+    engine.cancel(RowId(done.request_id + 2))  # not submitted yet: it must not be cancelled later
     engine.step()
     assert decode(engine, [1, 2], SamplingParams(max_tokens=5)).finish_reason != "cancelled"
 
@@ -435,9 +434,9 @@ def test_a_drafter_sees_committed_tokens_only() -> None:
     drafter = Watching()
     engine = walk_engine(drafter)
     runs = drive(engine, [([index, 2], SamplingParams(max_tokens=20)) for index in range(4)])
-    for row, run in enumerate(runs):
-        ids = [row, 2, *run.completion.token_ids]
-        assert ids[: len(drafter.seen[row])] == drafter.seen[row]
+    for index, run in enumerate(runs):
+        ids, seen = [index, 2, *run.completion.token_ids], drafter.seen[run.completion.request_id]
+        assert ids[: len(seen)] == seen
     assert engine.backend.state_bytes()["watched"] == 32
 
 

@@ -300,7 +300,7 @@ def test_a_drafter_can_be_given_in_every_way() -> None:
             [1, 2, 3], SamplingParams(max_tokens=12)
         )
         assert list(done.token_ids) == expected
-    assert own.released == [0]
+    assert own.released == [done.request_id]
 
 
 def test_a_drafter_can_be_a_path(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from specflow.policies import Fixed
 from specflow_llm import DrafterError, DraftRequest, Proposal, SamplingParams
-from specflow_llm.drafters import ModelDrafter, TargetFacts, build_drafter
-from specflow_llm.drafters.base import RowId
+from specflow_llm.drafters import CombinedDrafter, ModelDrafter, TargetFacts, build_drafter
+from specflow_llm.drafters.base import DrafterBase, RowId
 from specflow_llm.sampling import RowSampler
 from tests.specflow_llm.decoding import decode, make_engine
 from tests.specflow_llm.models import RECURRENT_CONFIGS, VOCAB, generate, near_copy, tiny_model
@@ -368,7 +368,16 @@ def test_a_loaded_model_becomes_a_drafter() -> None:
         build_drafter(3, facts)
 
 
-def test_one_drafter_serves_two_engines() -> None:
+class Silent(DrafterBase):
+    """Never has a draft."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """Nothing."""
+        return [Proposal(()) for _ in requests]
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_one_drafter_serves_two_engines(combined: bool) -> None:  # noqa: FBT001 - a parameter
     """Two engines of one target that take turns share a draft model: its rows are told apart, and drafts stay good.
 
     If both engines numbered their rows from 0, the drafter would be asked to go on from the other one's tokens.
@@ -376,15 +385,27 @@ def test_one_drafter_serves_two_engines() -> None:
     target = tiny_model("llama")
     shared = ModelDrafter(near_copy(target), target_vocab_size=VOCAB)
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
-    engines = [make_engine(target, drafter=shared, policy=Fixed(3)) for _ in prompts]
+    engines = [
+        make_engine(target, drafter=CombinedDrafter(Silent(), shared) if combined else shared, policy=Fixed(3))
+        for _ in prompts
+    ]
     rows = [
         engine.submit(prompt, SamplingParams(max_tokens=12)) for engine, prompt in zip(engines, prompts, strict=True)
     ]
     assert len(set(rows)) == 2
     found: dict[RowId, list[int]] = {row: [] for row in rows}
+    accepted = 0
     while any(engine.num_unfinished for engine in engines):
         for engine in engines:
             for update in engine.step():
                 assert update.error is None
                 found[update.request_id] += update.token_ids
+                accepted += 0 if update.completion is None else update.completion.metrics.accepted
     assert [found[row] for row in rows] == [generate(target, prompt, 12) for prompt in prompts]
+    apart = [
+        decode(
+            target, [prompt], [12], drafter=ModelDrafter(near_copy(target), target_vocab_size=VOCAB), policy=Fixed(3)
+        )
+        for prompt in prompts
+    ]
+    assert accepted == sum(run.accepted for run in apart) > 0

@@ -126,7 +126,18 @@ def test_what_cannot_be_packed() -> None:
     assert not can_pack(nn.Identity())
 
 
-@pytest.mark.parametrize("is_supported", [False, True])
+@pytest.mark.parametrize(
+    "is_supported",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                not supports_bfloat16(torch.device("cpu")), reason="this CPU has no bfloat16 instructions"
+            ),
+        ),
+    ],
+)
 def test_bfloat16_is_packed_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch, is_supported: bool) -> None:  # noqa: FBT001
     """Elsewhere products of bfloat16 matrices are emulated, and a layout does not help."""
     monkeypatch.setattr("specflow_llm.packing.supports_bfloat16", lambda _device: is_supported)

@@ -1,4 +1,4 @@
-"""Drafters of other sizes that go on from a trained one: at first they compute what it computed."""
+"""Drafters of other sizes that go on from a trained one, and what they compute at first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def adapter() -> TargetAdapter:
 def trained(adapter: TargetAdapter, **changes: Any) -> DSparkModel:
     """A drafter in which no weight is zero, as after training."""
     fields = {"num_layers": 2, "block_size": 4, "markov_rank": RANK, "target_layer_ids": (0, 2), **changes}
-    model = DSparkModel(design(adapter, **fields), None)
+    made = design(adapter, **fields)
+    model = DSparkModel(made, None if made.draft_vocab_size is None else torch.arange(made.draft_vocab_size))
     spread(model)
     return model
 
@@ -117,6 +118,34 @@ def test_a_head_of_a_lower_rank_than_it_has_columns_loses_nothing(adapter: Targe
     before, after = outputs(old, adapter, 4), outputs(resized(old, {"markov_rank": 3}, adapter), adapter, 4)
     for name, expected in before.items():
         torch.testing.assert_close(after[name], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_rank_above_the_draft_vocabulary_s_is_filled_up(adapter: TargetAdapter) -> None:
+    """A product has no more singular values than its smaller side: columns beyond say nothing, and nothing breaks."""
+    old = trained(adapter, draft_vocab_size=4)
+    new = resized(old, {"markov_rank": 5}, adapter)
+    torch.testing.assert_close(outputs(new, adapter, 4)["bias"], outputs(old, adapter, 4)["bias"], rtol=1e-4, atol=1e-4)
+
+
+def test_new_weights_depend_on_the_seed_only(adapter: TargetAdapter) -> None:
+    """Several processes resize alike, whatever random numbers they drew before; another seed gives other weights."""
+    old = trained(adapter)
+    changes = {"markov_rank": RANK + 2, "num_layers": 3}
+    found = []
+    for seed in (1, 1, 2):
+        torch.rand(3)
+        found.append(resized(old, changes, adapter, seed=seed, fresh=True).state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    for name in ("markov_head.output.weight", "layers.0.self_attn.q_proj.weight"):
+        assert not torch.equal(found[0][name], found[2][name])
+    copied: Any = resized(old, changes, adapter).layers[0]
+    assert not torch.equal(copied.self_attn.q_proj.weight, found[0]["layers.0.self_attn.q_proj.weight"])
+
+
+def test_what_stays_the_same_is_no_change(adapter: TargetAdapter) -> None:
+    """Naming a field with the value it has, also one that cannot change, is not refused."""
+    old = trained(adapter)
+    assert resized(old, {"markov": "vanilla", "num_layers": 2}, adapter) is old
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,10 @@ def test_short_blocks_train_as_a_drafter_of_short_blocks_would(tmp_path: Path, l
     later: list[Report] = []
     long.run(later.append, until=first + 4)
     assert {len(report.recent.accept) for report in later} == {6}
+    assert settings.block(0, 100) == settings.block(24, 100) == 4
+    assert settings.block(25, 100) is None
+    assert SETTINGS.block(74, 100) == 4
+    assert SETTINGS.block(75, 100) is SETTINGS.with_(short_blocks=0.0).block(0, 100) is None
     short.run(until=first + 4)
     assert not same(weights(long), weights(short))
 

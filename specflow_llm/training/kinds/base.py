@@ -24,12 +24,14 @@ class Kind(Protocol[Config, Model]):
         """
         ...
 
-    def load(self, folder: Path, changes: Mapping[str, Any]) -> Model:
+    def load(self, folder: Path, changes: Mapping[str, Any], *, seed: int, fresh: bool) -> Model:
         """A trained drafter to go on from, on the target's device, in float32.
 
         Args:
             folder: where it is.
             changes: fields of its config to set otherwise.
+            seed: of weights that are new.
+            fresh: use random ones even where the target's could be copied.
 
         Raises:
             CheckpointError: the folder holds none of this kind for this target.

@@ -51,13 +51,14 @@ class ConvKind:
             values["draft_vocab_size"] = None
         return ConvConfig(**values)
 
-    def load(self, folder: Path, changes: Mapping[str, Any]) -> ConvModel:
+    def load(self, folder: Path, changes: Mapping[str, Any], *, seed: int, fresh: bool) -> ConvModel:
         """See :class:`.base.Kind`. Its sizes stay."""
-        if changes:
-            raise InvalidSettingError(
-                "drafter", sorted(changes), "nothing: a conv drafter to go on from keeps its sizes"
-            )
-        return load_conv(folder, self._adapter).to(self._adapter.device)
+        del seed, fresh
+        model = load_conv(folder, self._adapter)
+        differing = sorted(name for name in changes if changes[name] != getattr(model.config, name, None))
+        if differing:
+            raise InvalidSettingError("drafter", differing, "nothing new: a conv drafter to go on from keeps its sizes")
+        return model.to(self._adapter.device)
 
     def new(
         self, config: ConvConfig, samples: Sequence[Sample], *, seed: int, fresh: bool, notify: Callable[[str], None]

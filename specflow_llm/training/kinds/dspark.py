@@ -31,11 +31,11 @@ class DSparkKind:
         """See :class:`.base.Kind`."""
         return design(self._adapter, self._tokenizer, **dict(changes))
 
-    def load(self, folder: Path, changes: Mapping[str, Any]) -> DSparkModel:
+    def load(self, folder: Path, changes: Mapping[str, Any], *, seed: int, fresh: bool) -> DSparkModel:
         """See :class:`.base.Kind`."""
-        model = load_drafter(folder).float()
+        model = load_drafter(folder)
         check_fits(model.config, self._adapter, folder)
-        return resized(model.to(self._adapter.device), changes, self._adapter)
+        return resized(model.to(self._adapter.device), changes, self._adapter, seed=seed, fresh=fresh)
 
     def new(
         self, config: DSparkConfig, samples: Sequence[Sample], *, seed: int, fresh: bool, notify: Callable[[str], None]
