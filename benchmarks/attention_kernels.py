@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specflow_llm.attention import grouped_sdpa
+from specflow_llm.attention import folded_sdpa, grouped_sdpa
 from specflow_llm.provenance import provenance
 
 HEADS, KV_HEADS, SIZE = 9, 3, 64
@@ -37,20 +37,10 @@ class Layer(torch.nn.Module):
 
 
 LAYER = Layer()
-
-
-def folded(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A key head's queries below each other, whatever the type."""
-    rows, _, tokens, _ = query.shape
-    below = query.reshape(rows, KV_HEADS, -1, SIZE)
-    attended = F.scaled_dot_product_attention(below, keys, values, attn_mask=mask.repeat(1, 1, HEADS // KV_HEADS, 1))
-    return attended.view(rows, HEADS, tokens, SIZE).transpose(1, 2).contiguous()
-
-
 WAYS: dict[str, Attention] = {
     "repeated (transformers)": lambda q, k, v, mask: sdpa_attention_forward(LAYER, q, k, v, mask)[0],
     "enable_gqa": lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True),
-    "folded": folded,
+    "folded": folded_sdpa,
     "chosen (here)": lambda q, k, v, mask: grouped_sdpa(LAYER, q, k, v, mask)[0],
 }
 

@@ -28,6 +28,7 @@ from specflow.types import RoundReport
 from specflow_llm import LLM, SamplingParams, Speculation
 from specflow_llm.bench.prompts import load_prompts
 from specflow_llm.boundaries import SentenceEnds
+from specflow_llm.hub import DEMO_MODEL
 from specflow_llm.provenance import provenance
 
 DRAFT_TOKENS = 8
@@ -79,7 +80,7 @@ def watching(drafter: str, make: Any, loaded: LLM | None = None) -> tuple[LLM, A
     """An LLM whose policy knows where sentences end."""
     ends = SentenceEnds()
     policy = make(ends)
-    source: Any = "smollm2-135m-instruct" if loaded is None else loaded.model
+    source: Any = DEMO_MODEL if loaded is None else loaded.model
     tokenizer: Any = "auto" if loaded is None else loaded.tokenizer
     llm = LLM(source, tokenizer=tokenizer, speculation=Speculation(drafter=drafter, policy=policy))
     ends.watch(llm.engine.backend, llm.tokenizer)

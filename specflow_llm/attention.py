@@ -47,6 +47,18 @@ def grouped_sdpa(
             query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
         )
         return attended.transpose(1, 2).contiguous(), None
+    return folded_sdpa(query, key, value, attention_mask, dropout, scaling), None
+
+
+def folded_sdpa(
+    query: torch.Tensor,  # [B, Hq, T, D]
+    key: torch.Tensor,  # [B, Hkv, L, D]
+    value: torch.Tensor,  # [B, Hkv, L, Dv]
+    attention_mask: torch.Tensor,  # [B, 1, T, L] boolean
+    dropout: float = 0.0,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """[B, T, Hq, Dv] attention output, with the queries of a key head below each other."""
     rows, heads, width = query.shape[:3]
     shared = heads // key.shape[1]
     folded = torch.nn.functional.scaled_dot_product_attention(
@@ -54,7 +66,7 @@ def grouped_sdpa(
         attn_mask=attention_mask.repeat(1, 1, shared, 1), dropout_p=dropout, scale=scaling,
     )  # fmt: skip
     unfolded = folded.view(rows, key.shape[1], shared, width, -1).permute(0, 3, 1, 2, 4)
-    return unfolded.reshape(rows, width, heads, -1), None
+    return unfolded.reshape(rows, width, heads, -1)
 
 
 AttentionInterface.register(_NAME, grouped_sdpa)

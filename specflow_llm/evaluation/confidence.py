@@ -103,11 +103,10 @@ def judge(rounds: Sequence[RoundRecord], scales: Sequence[Scale] | None) -> Conf
     if not any(record.survival for record in rounds):
         return None
     observations = observe(rounds)
-    fitting = None if scales is None else tuple(scales[: observations.num_positions])
-    if fitting is not None and len(fitting) < observations.num_positions:
-        fitting = None
+    width = observations.num_positions
+    fitting = tuple(scales[:width]) if scales is not None and len(scales) >= width else None
     corrected = None if fitting is None else positions(observations, fitting)
-    live = positions(observe(list(with_live_correction(rounds, fitting)), num_positions=observations.num_positions))
+    live = positions(observe(list(with_live_correction(rounds, fitting)), num_positions=width))
     return Confidence(positions(observations), corrected, fitting, live)
 
 

@@ -308,12 +308,12 @@ class Trainer:
 
 def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
     """What is learned at which multiple of the learning rate."""
-    serial = {name for name, _ in model.named_parameters() if name.startswith("markov_head.")}
-    return [
-        {"params": [weight for name, weight in model.named_parameters() if (name in serial) is here], "multiple": rate}
-        for here, rate in ((False, 1.0), (True, settings.markov_rate))
-        if not here or serial
-    ]
+    serial = {name: weight for name, weight in model.named_parameters() if name.startswith("markov_head.")}
+    others = [weight for name, weight in model.named_parameters() if name not in serial]
+    groups: list[dict[str, Any]] = [{"params": others, "multiple": 1.0}]
+    if serial:
+        groups.append({"params": list(serial.values()), "multiple": settings.markov_rate})
+    return groups
 
 
 def _precision(wanted: str, device: torch.device) -> str:

@@ -16,6 +16,10 @@ from tests.specflow_llm.models import generate, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
+needs_bfloat16 = pytest.mark.skipif(
+    not supports_bfloat16(torch.device("cpu")), reason="this CPU has no bfloat16 instructions"
+)
+
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 160}
 """Wide enough for layers that are worth packing."""
 
@@ -130,12 +134,7 @@ def test_what_cannot_be_packed() -> None:
     "is_supported",
     [
         False,
-        pytest.param(
-            True,
-            marks=pytest.mark.skipif(
-                not supports_bfloat16(torch.device("cpu")), reason="this CPU has no bfloat16 instructions"
-            ),
-        ),
+        pytest.param(True, marks=needs_bfloat16),
     ],
 )
 def test_bfloat16_is_packed_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch, is_supported: bool) -> None:  # noqa: FBT001
@@ -148,7 +147,7 @@ def test_bfloat16_is_packed_where_the_cpu_multiplies_it(monkeypatch: pytest.Monk
     assert pack_linears(mixed) == 1 + is_supported
 
 
-@pytest.mark.skipif(not supports_bfloat16(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
+@needs_bfloat16
 def test_bfloat16_layers_compute_the_same_function() -> None:
     """Outputs equal those of ``F.linear`` up to a rounding of the result, weights come back whole, two bytes each."""
     generator = torch.Generator().manual_seed(0)
