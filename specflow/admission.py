@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import AdmissionClosedError
+from .trees import depths
 from .types import Admission, Draft
 
 
 class Frontier:
     """The next not yet admitted item of every draft in a round."""
 
-    __slots__ = ("_anticipated", "_closed", "_drafts", "_lengths", "_sizes")
+    __slots__ = ("_anticipated", "_closed", "_depths", "_drafts", "_lengths", "_sizes")
 
     def __init__(self, drafts: Sequence[Draft[Any]]) -> None:
         self._drafts = drafts
@@ -28,6 +29,7 @@ class Frontier:
         self._lengths = [0] * len(drafts)
         self._closed = [False] * len(drafts)
         self._anticipated = [False] * len(drafts)
+        self._depths: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
         """Number of chains in the round."""
@@ -55,6 +57,32 @@ class Frontier:
             return None
         estimates = self._drafts[index].survival
         return 1.0 if estimates is None else estimates[length]
+
+    def parents(self, index: int) -> Sequence[int] | None:
+        """The shape of draft ``index`` (:attr:`specflow.types.Draft.parents`); None for a chain."""
+        return self._drafts[index].parents
+
+    def depth(self, index: int) -> int:
+        """How many items the next item of draft ``index`` continues; in a chain, all that were admitted."""
+        parents = self._drafts[index].parents
+        length = self._lengths[index]
+        if parents is None:
+            return length
+        if index not in self._depths:
+            self._depths[index] = depths(parents)
+        known = self._depths[index]
+        return known[length] if length < len(known) else length
+
+    def conditional(self, index: int) -> float | None:
+        """Estimated probability of the next item of draft ``index``, given that those it continues are accepted."""
+        survival = self.survival(index)
+        if survival is None:
+            return None
+        length, parents = self._lengths[index], self._drafts[index].parents
+        estimates = self._drafts[index].survival
+        parent = length - 1 if parents is None else parents[length]
+        before = 1.0 if parent < 0 or estimates is None else estimates[parent]
+        return 1.0 if survival >= before else survival / before
 
     def admit(self, index: int, count: int = 1) -> None:
         """Execute the next ``count`` items of draft ``index``.

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 from .admission import Frontier
 from .errors import BackendContractError, SuspendedError
 from .protocols import ChainBackend, Clock, Observer, Policy
-from .types import AcceptPrefix, Admission, ChainView, Draft, PhaseSeconds, Round, RoundReport
+from .trees import path_problem, shape_problem
+from .types import AcceptPrefix, Admission, ChainView, Draft, PhaseSeconds, Round, RoundReport, Tree
 
 ValueT = TypeVar("ValueT")
 ResultT = TypeVar("ResultT")
@@ -105,7 +106,7 @@ class ChainLoop(Generic[ValueT]):
         outcome = await backend.execute(drafts, admission)
         executed = clock()
         verdicts = await backend.verify(drafts, admission, outcome)
-        _check_verdicts(verdicts, admission)
+        _check_verdicts(verdicts, admission, drafts)
         verified = clock()
         items = await backend.commit(verdicts)
         _check_items(items, verdicts)
@@ -126,6 +127,7 @@ class ChainLoop(Generic[ValueT]):
                 verified - executed,
                 committed - verified,
             ),
+            trees=_trees(drafts, verdicts),
         )
         return Round(report, items)
 
@@ -159,22 +161,46 @@ def _check_drafts(drafts: Sequence[Draft[Any]], limits: Sequence[int]) -> None:
                 f"gave {len(draft.survival)} survival estimates for {size} items",
                 "give one estimate per item, or None",
             )
+        problem = None if draft.parents is None else shape_problem(draft.parents, size)
+        if problem is not None:
+            raise BackendContractError(
+                "predict()", problem, "give one parent per item: an item before it, or -1 for the history"
+            )
 
 
-def _check_verdicts(verdicts: Sequence[AcceptPrefix[Any]], admission: Admission) -> None:
+def _trees(drafts: Sequence[Draft[Any]], verdicts: Sequence[AcceptPrefix[Any]]) -> tuple[Tree | None, ...]:
+    if all(draft.parents is None for draft in drafts):
+        return ()
+    return tuple(
+        [
+            None if draft.parents is None else Tree(draft.parents, verdict.path or ())
+            for draft, verdict in zip(drafts, verdicts, strict=True)
+        ]
+    )
+
+
+def _check_verdicts(verdicts: Sequence[AcceptPrefix[Any]], admission: Admission, drafts: Sequence[Draft[Any]]) -> None:
     if len(verdicts) != len(admission.lengths):
         raise BackendContractError(
             "verify()",
             f"returned {len(verdicts)} verdicts for {len(admission.lengths)} chains",
             "return one verdict per chain",
         )
-    for verdict, length in zip(verdicts, admission.lengths, strict=True):
+    for verdict, length, draft in zip(verdicts, admission.lengths, drafts, strict=True):
         if not 0 <= verdict.num_accepted <= length:
             raise BackendContractError(
                 "verify()",
                 f"accepted {verdict.num_accepted} items of {length} executed ones",
                 "num_accepted must lie between 0 and the admitted length",
             )
+        if draft.parents is None:
+            continue
+        path = verdict.path or ()
+        problem = path_problem(draft.parents, path, length)
+        if problem is None and len(path) != verdict.num_accepted:
+            problem = f"accepted {verdict.num_accepted} items of a tree, but its path has {len(path)}"
+        if problem is not None:
+            raise BackendContractError("verify()", problem, "give the accepted items of a tree in AcceptPrefix.path")
 
 
 def _check_items(items: Sequence[Sequence[Any]], verdicts: Sequence[AcceptPrefix[Any]]) -> None:

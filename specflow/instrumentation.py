@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
+from .trees import reach
 from .types import PhaseSeconds, RoundReport
 
 ROUND_COMMITTED = "round.committed"
@@ -54,9 +55,9 @@ class CounterSnapshot:
     emitted: int
     """Items that became history, replacements and bonus items included."""
     admitted_by_position: tuple[int, ...]
-    """How often the k-th item of a draft was executed, by k."""
+    """How often an item at place k of a draft was executed, by k; alternatives share a place."""
     accepted_by_position: tuple[int, ...]
-    """How often the k-th item of a draft was accepted, by k; as long as ``admitted_by_position``."""
+    """How often one was accepted there, by k; as long as ``admitted_by_position``."""
     seconds: PhaseSeconds
 
     @property
@@ -102,6 +103,7 @@ class Counters:
         self._rounds = 0
         self._chain_rounds = 0
         self._drafted = 0
+        self._admitted = 0
         self._emitted = 0
         self._admitted_lengths: list[int] = []
         self._accepted_lengths: list[int] = []
@@ -113,11 +115,13 @@ class Counters:
         self._chain_rounds += len(report.chain_ids)
         self._drafted += sum(report.drafted)
         self._emitted += sum(report.emitted)
-        missing = max(report.admitted) + 1 - len(self._admitted_lengths)
+        self._admitted += sum(report.admitted)
+        reached = [reach(report, index) for index in range(len(report.admitted))] if report.trees else report.admitted
+        missing = max(reached) + 1 - len(self._admitted_lengths)
         if missing > 0:
             self._admitted_lengths += [0] * missing
             self._accepted_lengths += [0] * missing
-        for admitted, accepted in zip(report.admitted, report.accepted, strict=True):
+        for admitted, accepted in zip(reached, report.accepted, strict=True):
             self._admitted_lengths[admitted] += 1
             self._accepted_lengths[accepted] += 1
         seconds = report.seconds
@@ -135,7 +139,7 @@ class Counters:
             rounds=self._rounds,
             chain_rounds=self._chain_rounds,
             drafted=self._drafted,
-            admitted=sum(admitted),
+            admitted=self._admitted,
             accepted=sum(accepted),
             emitted=self._emitted,
             admitted_by_position=admitted,

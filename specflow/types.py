@@ -52,6 +52,10 @@ class Draft(Generic[ValueT]):
     chosen; that is what keeps scheduling by survival exact. None: the drafter has no estimate (treated as 1.0)."""
     payload: object = None
     """Whatever the backend needs back at verification (for decoding: the tensor the tokens were sampled from)."""
+    parents: Sequence[int] | None = None
+    """For a draft that branches: ``parents[k]`` is the item that ``values[k]`` continues, one before it, or -1 for the
+    committed history. Siblings are alternatives, so at most one path is accepted, and ``survival[k]`` estimates
+    P(``values[k]`` and all it continues are accepted). None: a chain, in which each item continues the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,18 @@ class AcceptPrefix(Generic[ValueT]):
 
     num_accepted: int
     replacement: ValueT | None
+    path: tuple[int, ...] | None = None
+    """The accepted items of a draft that branches, from the history on; None where they are the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What became of a draft that branches."""
+
+    parents: Sequence[int]
+    """See :attr:`Draft.parents`."""
+    path: tuple[int, ...]
+    """The accepted items, each continuing the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,8 @@ class RoundReport:
     survival: tuple[Sequence[float] | None, ...]
     """The drafter's estimates, per chain, as proposed."""
     seconds: PhaseSeconds
+    trees: tuple[Tree | None, ...] = ()
+    """Per chain, the shape and fate of a draft that branched; empty where none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 import torch
 
 from specflow.errors import BackendContractError
+from specflow.trees import HISTORY, continuations, depths
 from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft
 
 from .config import SamplingParams
-from .drafters.base import Drafter, DraftRequest, RowId
+from .drafters.base import BranchingDrafter, Drafter, DraftRequest, Proposal, RowId
 from .features import FeatureRows
 from .metrics import MetricsBuilder
 from .sampling import RowSampler, TokenLogprob, top_logprobs
 from .stopping import Mark, Stop, Stopper
-from .target import Target, TargetOutput
-from .verification import verify_greedy, verify_row
+from .target import Target, TargetOutput, TreeTarget
+from .verification import verify_greedy, verify_row, verify_row_tree, verify_tree
 
 _ESTIMATE_BYTES = 8  # survival estimates are Python floats
 
@@ -63,13 +64,17 @@ class DecodingBackend:
     Args:
         target: the target model.
         drafter: None decodes plainly.
+        tree: let drafts branch where target and drafter can.
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None, *, tree: bool = True) -> None:
         self.rows: list[Row] = []
         """Live rows; row i owns the target's slot i."""
         self._target = target
         self._drafter = drafter
+        self._trees: TreeTarget | None = None
+        if tree and isinstance(target, TreeTarget) and isinstance(drafter, BranchingDrafter):
+            self._trees = target if target.runs_trees and drafter.branches else None
         self._drafts: Sequence[Draft[int]] = ()
         self._admission = Admission((), ())
         self._output: TargetOutput | None = None
@@ -86,6 +91,11 @@ class DecodingBackend:
     def drafter(self) -> Drafter | None:
         """The drafter."""
         return self._drafter
+
+    @property
+    def branches(self) -> bool:
+        """Whether drafts of requests that are verified by matching may be trees."""
+        return self._trees is not None
 
     def add(self, rows: Sequence[Row]) -> None:
         """Run the prompts of new rows (all but the last token) and let them take part in the next round."""
@@ -140,16 +150,27 @@ class DecodingBackend:
                     "return one per request",
                 )
             for index, proposal in zip(wanted, proposals, strict=True):
-                self._check(proposal.token_ids, proposal.probs)
-                drafts[index] = Draft(tuple(map(int, proposal.token_ids)), proposal.survival, proposal.probs)
+                self._check(proposal, self.rows[index])
+                drafts[index] = Draft(
+                    tuple(map(int, proposal.token_ids)), proposal.survival, proposal.probs, proposal.parents
+                )
         return drafts
 
-    @staticmethod
-    def _request(row: Row, limit: int) -> DraftRequest:
-        return DraftRequest(row.row_id, row.token_ids, limit, row.sampler, row.features.view())
+    def _may_branch(self, row: Row) -> bool:
+        return self._trees is not None and row.sampler.matches
 
-    def _check(self, token_ids: Sequence[int], probs: torch.Tensor | None) -> None:
+    def _request(self, row: Row, limit: int) -> DraftRequest:
+        return DraftRequest(row.row_id, row.token_ids, limit, row.sampler, row.features.view(), self._may_branch(row))
+
+    def _check(self, proposal: Proposal, row: Row) -> None:
+        token_ids, probs = proposal.token_ids, proposal.probs
         expected = (len(token_ids), self._target.architecture.vocab_size)
+        if proposal.parents is not None and not self._may_branch(row):
+            raise BackendContractError(
+                f"drafter {self._drafter.name if self._drafter else ''}",
+                "proposed a tree for a request that allows none",
+                "give parents only where DraftRequest.may_branch is true",
+            )
         if probs is not None and tuple(probs.shape) != expected:
             raise BackendContractError(
                 f"drafter {self._drafter.name if self._drafter else ''}",
@@ -165,6 +186,8 @@ class DecodingBackend:
             # Ids outside the vocabulary are rejected at verification; the model must not look them up.
             block = [token if 0 <= token < vocab else 0 for token in draft.values[:length]]
             blocks.append([row.token_ids[-1], *block])
+        if self._trees is not None and any(draft.parents is not None for draft in drafts):
+            return self._trees.forward_trees(blocks, [draft.parents for draft in drafts])
         return self._target.forward(blocks)
 
     async def verify(
@@ -191,9 +214,10 @@ class DecodingBackend:
         row, draft = self.rows[index], self._drafts[index]
         try:
             if row.sampler.is_sequential:
-                return self._settle_one_by_one(index, draft.values[: self._admission.lengths[index]])
+                return self._settle_one_by_one(index)
             verdict = self._verdict(index, best)
-            tokens = [*draft.values[: verdict.num_accepted]]
+            path = range(verdict.num_accepted) if verdict.path is None else verdict.path
+            tokens = [draft.values[item] for item in path]
             if verdict.replacement is not None:
                 tokens.append(verdict.replacement)
             kept, row.stop = row.stopper.accept(tokens)
@@ -205,36 +229,40 @@ class DecodingBackend:
         self._emitted[index] = tokens[:kept]
         return verdict
 
-    def _settle_one_by_one(self, index: int, tokens: Sequence[int]) -> AcceptPrefix[int]:
-        """The same for a row with logits processors, which must see each emitted token once and none behind the stop.
-
-        Args:
-            index: the row.
-            tokens: its admitted draft.
-        """
+    def _settle_one_by_one(self, index: int) -> AcceptPrefix[int]:
+        """The same for a row with logits processors: they must see each emitted token once, none behind the stop."""
         row, output, emitted = self.rows[index], self._output, self._emitted[index]
+        draft, length = self._drafts[index], self._admission.lengths[index]
         if output is None:
             return AcceptPrefix(0, None)
+        following = continuations(_parents(draft, length))
+        path: list[int] = []
         while True:
-            place = len(emitted)
-            logits = output.logits[index, place : place + 1]
+            node = path[-1] if path else HISTORY
+            logits = output.logits[index, node + 1 : node + 2]
             chosen = verify_row(row.sampler, logits, [*row.token_ids, *emitted], ()).replacement
             if chosen is None:
-                return AcceptPrefix(place, None)
+                return _accepted(draft, path, None)
             _, row.stop = row.stopper.accept([chosen])
             emitted.append(chosen)
-            if place == len(tokens) or tokens[place] != chosen:
-                return AcceptPrefix(place, chosen)
+            item = next((item for item in following.get(node, ()) if draft.values[item] == chosen), None)
+            if item is None:
+                return _accepted(draft, path, chosen)
+            path.append(item)
             if row.stop is not None:
-                return AcceptPrefix(place + 1, None)
+                return _accepted(draft, path, None)
 
     def _verdict(self, index: int, best: list[list[int]]) -> AcceptPrefix[int]:
         row, draft, length = self.rows[index], self._drafts[index], self._admission.lengths[index]
         tokens = draft.values[:length]
-        if row.sampler.is_trivial:
+        if row.sampler.is_trivial and draft.parents is None:
             return verify_greedy(best[index][: length + 1], tokens)
+        if row.sampler.is_trivial and draft.parents is not None:
+            return verify_tree(lambda node, _: best[index][node + 1], tokens, draft.parents[:length])
         output = self._output
         logits = output.logits[index, : length + 1] if output is not None else torch.empty(0)
+        if draft.parents is not None:
+            return verify_row_tree(row.sampler, logits, row.token_ids, tokens, draft.parents[:length])
         probs = draft.payload[:length] if isinstance(draft.payload, torch.Tensor) else None
         return verify_row(row.sampler, logits, row.token_ids, tokens, probs, self._admission.anticipated[index])
 
@@ -248,15 +276,22 @@ class DecodingBackend:
     def _commit_row(self, index: int, verdict: AcceptPrefix[int]) -> list[int]:
         row, draft, tokens = self.rows[index], self._drafts[index], self._emitted[index]
         kept, output = len(tokens), self._output
+        # The places of the block that the emitted tokens were chosen at: the anchor's, then those of the accepted path.
+        places = list(range(kept)) if verdict.path is None else [0, *[item + 1 for item in verdict.path]][:kept]
+        in_order = places == list(range(kept))
         # What needs memory comes first: if it fails, this row has not moved, and discard() takes its stopper back.
         logprobs: list[TokenLogprob] = []
         if output is not None and row.params.logprobs is not None:
-            logprobs = top_logprobs(output.logits[index, :kept], tokens, row.params.logprobs)
+            rows = output.logits[index, :kept] if in_order else output.logits[index, places]
+            logprobs = top_logprobs(rows, tokens, row.params.logprobs)
         if output is not None and output.features is not None:
-            row.features.append(output.features[index, :kept])
+            row.features.append(output.features[index, :kept] if in_order else output.features[index, places])
         self._marks[index] = None
         row.token_ids.extend(tokens)
-        self._target.keep(index, kept)
+        if in_order or self._trees is None:
+            self._target.keep(index, kept)
+        else:
+            self._trees.keep_path(index, places)
         row.logprobs.extend(logprobs)
         slot_forwards = None if output is None else output.slot_forwards
         row.metrics.add_counts(
@@ -264,9 +299,15 @@ class DecodingBackend:
             admitted=self._admission.lengths[index],
             accepted=min(verdict.num_accepted, kept),
             emitted=kept,
+            reached=self._reach(index),
             forwards=1 if slot_forwards is None else slot_forwards[index],
         )
         return tokens
+
+    def _reach(self, index: int) -> int:
+        """Places of a row's draft at which something was verified."""
+        draft, length = self._drafts[index], self._admission.lengths[index]
+        return length if draft.parents is None else max(depths(draft.parents[:length]), default=-1) + 1
 
     def _rewind(self, index: int) -> None:
         """Take a row back to the top of the round, unless it was committed."""
@@ -291,3 +332,11 @@ class DecodingBackend:
         if self._drafter is not None:
             held.update(self._drafter.state_bytes())
         return held
+
+
+def _parents(draft: Draft[int], length: int) -> Sequence[int]:
+    return range(HISTORY, length - 1) if draft.parents is None else draft.parents[:length]
+
+
+def _accepted(draft: Draft[int], path: Sequence[int], replacement: int | None) -> AcceptPrefix[int]:
+    return AcceptPrefix(len(path), replacement, None if draft.parents is None else tuple(path))

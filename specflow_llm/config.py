@@ -14,8 +14,8 @@ from .errors import require
 Verification = Literal["auto", "token", "block", "one_hot", "coupled"]
 """Which acceptance rule checks sampled drafts (greedy requests always use the greedy rule).
 
-``auto`` picks the best exact rule for the drafter: ``coupled`` for seeded requests and for drafters without
-probabilities, ``block`` where the drafter gives the probabilities it sampled from.
+``auto`` picks the best exact rule for the drafter: ``coupled`` for seeded requests, for drafters without
+probabilities and where drafts may branch, ``block`` where the drafter gives the probabilities it sampled from.
 """
 
 VERIFICATIONS: tuple[Verification, ...] = ("auto", "token", "block", "one_hot", "coupled")
@@ -191,7 +191,10 @@ class Speculation:
     joined by ``+`` (``"ngram+my-drafter"`` takes the more promising draft each time; the cheapest comes first), a
     loaded ``PreTrainedModel``, or any object that implements :class:`specflow_llm.drafters.Drafter`."""
     max_draft_tokens: int = 8
-    """Most tokens drafted per request and round; 0 is plain decoding."""
+    """Most tokens drafted per request and round, all alternatives counted; 0 is plain decoding."""
+    tree: bool = True
+    """Let drafters that can do so propose several alternatives for the same place, which are verified together. Happens
+    for requests that are verified by matching (greedy and coupled ones), on targets that keep keys and values."""
     policy: Any = "adaptive"
     """``"adaptive"`` (chooses lengths by measured cost and live acceptance, zero included), ``"fixed"``,
     ``"cost_scheduled"`` (times rounds when the model is loaded, then executes what pays by the drafter's confidence),
@@ -206,6 +209,7 @@ class Speculation:
             _is_int(self.max_draft_tokens) and 0 <= self.max_draft_tokens <= 256,
             "max_draft_tokens", self.max_draft_tokens, "an integer in [0, 256]",
         )  # fmt: skip
+        require(isinstance(self.tree, bool), "tree", self.tree, "True or False")
         known = isinstance(self.policy, str) and self.policy in POLICIES
         own = all(callable(getattr(self.policy, method, None)) for method in ("limits", "admit", "observe"))
         own = own and not isinstance(self.policy, type)  # a class has the methods of its instances

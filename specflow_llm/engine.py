@@ -100,6 +100,8 @@ class EngineConfig:
     verification: Verification = "auto"
     max_batch_size: int = 32
     """Most requests decoded together; the rest wait."""
+    tree: bool = True
+    """Let drafts branch where target and drafter can."""
 
 
 class Engine:
@@ -127,7 +129,7 @@ class Engine:
         observers: Sequence[Observer] = (),
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._backend = DecodingBackend(target, drafter)
+        self._backend = DecodingBackend(target, drafter, tree=config.tree)
         self._loop: ChainLoop[int] = ChainLoop(self._backend, policy, observers, clock)
         self._config = config
         self._tokenizer = tokenizer
@@ -242,16 +244,15 @@ class Engine:
 
         Matching gives the plain run's own tokens, and accepts a token that was not drawn from a known law as often as
         any exact rule can. A drafter that gives the probabilities it drew from is accepted more often by block
-        verification.
+        verification; one whose drafts branch, more often still by matching (docs/log.md, 2026-11-30).
         """
         if params.is_greedy:
             return "greedy"
         if self._config.verification != "auto":
             return self._config.verification
         drafter = self._backend.drafter
-        matches = (
-            drafter is None or not drafter.gives_probs or params.seed is not None or bool(params.logits_processors)
-        )
+        plain = drafter is None or not drafter.gives_probs or self._backend.branches
+        matches = plain or params.seed is not None or bool(params.logits_processors)
         return "coupled" if matches else "block"
 
     def _bad_word_ids(self, params: SamplingParams, index: int) -> list[list[int]]:

@@ -90,6 +90,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         new[:kept_rows, :, :kept] = old[:kept_rows, :, :kept]
         return new
 
+    @torch.inference_mode()
+    def gather(self, row: int, start: int, offsets: torch.Tensor) -> None:
+        """Put the positions ``start + offsets`` of a row next to each other, from ``start`` on."""
+        if self.is_initialized:
+            end = start + len(offsets)
+            self.keys[row, :, start:end] = self.keys[row].index_select(1, start + offsets)
+            self.values[row, :, start:end] = self.values[row].index_select(1, start + offsets)
+
     @torch.inference_mode()  # storage that grew during a forward may only be written in this mode
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy ``length`` committed positions of one row over another."""
@@ -213,6 +221,31 @@ class SlotCache(Cache):  # type: ignore[misc]
         Raises:
             SlotError: the last block did not write that many positions to this row, or rows were moved since.
         """
+        self._require_written(row, count)
+        self.lengths[row] += count
+
+    def advance_path(self, row: int, offsets: Sequence[int], device: torch.device) -> None:
+        """Commit some positions of the row's last block, in this order; they move next to each other.
+
+        Args:
+            row: which row.
+            offsets: places in the block, rising.
+            device: where the storage is.
+
+        Raises:
+            SlotError: the last block did not write them to this row, or rows were moved since.
+        """
+        self._require_written(row, offsets[-1] + 1 if offsets else 0)
+        kept = 0  # the leading positions stand where they belong
+        while kept < len(offsets) and offsets[kept] == kept:
+            kept += 1
+        if kept < len(offsets):
+            places = torch.tensor([offset - kept for offset in offsets[kept:]]).to(device, non_blocking=True)
+            for layer in self.layers:
+                layer.gather(row, self.lengths[row] + kept, places)
+        self.lengths[row] += len(offsets)
+
+    def _require_written(self, row: int, count: int) -> None:
         self._require_row(row)
         index = row - self.plan.first_row
         planned = 0 <= index < len(self.plan.widths)
@@ -221,7 +254,6 @@ class SlotCache(Cache):  # type: ignore[misc]
             raise SlotError(
                 row, f"cannot commit {count} positions; the last block wrote {written} that are not committed yet"
             )
-        self.lengths[row] += count
 
     def truncate(self, row: int, length: int) -> None:
         """Lower a row's committed length.

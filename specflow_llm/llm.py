@@ -19,7 +19,7 @@ from specflow.protocols import Observer, Policy
 from .architecture import inspect_model
 from .config import SamplingParams, Speculation
 from .drafters import Drafter, TargetFacts, build_drafter
-from .drafters.base import RowId
+from .drafters.base import BranchingDrafter, RowId
 from .engine import Completion, Engine, EngineConfig, Update
 from .errors import PromptError
 from .hub import DEMO_MODEL, load_model
@@ -137,6 +137,7 @@ class LLM:
             feature_layers=() if drafter is None else drafter.feature_layers,
             check=check_model,
             prefill_chunk=prefill_chunk,
+            trees=speculation is not None and speculation.tree and _branches(drafter),
         )
         self._policy = _build_policy(speculation, target, drafter, max_batch_size, notify)
         self.engine = Engine(
@@ -147,6 +148,7 @@ class LLM:
                 eos_token_ids=_eos_token_ids(loaded.model, loaded.tokenizer),
                 verification="auto" if speculation is None else speculation.verification,
                 max_batch_size=max_batch_size,
+                tree=speculation is not None and speculation.tree,
             ),
             tokenizer=loaded.tokenizer,
             encode=None if loaded.tokenizer is None else self._encode_plain,
@@ -341,6 +343,10 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         if value is not None:
             return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
     return ()
+
+
+def _branches(drafter: Drafter | None) -> bool:
+    return isinstance(drafter, BranchingDrafter) and drafter.branches
 
 
 def _build_policy(

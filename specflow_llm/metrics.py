@@ -27,7 +27,7 @@ class RequestMetrics:
     emitted: int
     """Tokens generated."""
     acceptance_by_position: tuple[float, ...]
-    """Entry k: of the drafts verified at position k, the fraction accepted there."""
+    """Entry k: of the drafts verified at position k, the fraction accepted there; alternatives share a position."""
     phase_seconds: Mapping[str, float]
     """Wall-clock seconds of the rounds this request took part in, by phase, and of its prefill."""
     state_bytes: Mapping[str, int]
@@ -73,19 +73,26 @@ class MetricsBuilder:
     accepted_at: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def add_counts(self, *, drafted: int, admitted: int, accepted: int, emitted: int, forwards: int = 1) -> None:
-        """Add one round. ``accepted`` counts emitted draft tokens only: those behind a stop never became output."""
+    def add_counts(
+        self, *, drafted: int, admitted: int, accepted: int, emitted: int, forwards: int = 1, reached: int | None = None
+    ) -> None:
+        """Add one round.
+
+        ``accepted`` counts emitted draft tokens only: those behind a stop never became output. ``reached`` is the
+        number of positions at which something was verified, the depth of a tree; None for a chain.
+        """
+        reached = admitted if reached is None else reached
         self.rounds += 1
         self.forwards += forwards
         self.drafted += drafted
         self.admitted += admitted
         self.accepted += accepted
         self.emitted += emitted
-        grow = admitted - len(self.verified_at)
+        grow = reached - len(self.verified_at)
         if grow > 0:
             self.verified_at += [0] * grow
             self.accepted_at += [0] * grow
-        for position in range(admitted):
+        for position in range(reached):
             self.verified_at[position] += 1
             if position < accepted:
                 self.accepted_at[position] += 1

@@ -400,6 +400,11 @@ class RowSampler:
         return self.is_pointwise and not (self._bad_ids or len(self._bias_ids))
 
     @property
+    def matches(self) -> bool:
+        """True when drafts are verified by comparing them with the target's own choices, whatever they are."""
+        return self._rule in {"greedy", "coupled"}
+
+    @property
     def is_sequential(self) -> bool:
         """True when the user's processors must be called once per emitted token, in order, and never elsewhere."""
         return bool(self._processors)
@@ -528,6 +533,52 @@ class RowSampler:
             scores = scores + gumbel_rows(self._seed, (position,), vocab_size, device, ids=vocabulary)[0]
         place = int(scores.argmax())
         return place if vocabulary is None else int(vocabulary[place]), None, confidence
+
+    def alternatives(
+        self,
+        logits: torch.Tensor,
+        history: Sequence[int],
+        drafted: Sequence[int],
+        count: int,
+        vocabulary: torch.Tensor | None = None,
+        noise: torch.Tensor | None = None,
+    ) -> tuple[list[int], list[float]]:
+        """The likeliest choices of a request that is verified by matching, and what each is likely to be right with.
+
+        Under the coupled rule the target's choice is the largest of its scores plus noise that is known beforehand
+        (:meth:`choose`), so the draft's scores with the same noise say which tokens it will be.
+
+        Args:
+            logits: [V] the drafter's raw logits over the target's vocabulary; [Vd] with ``vocabulary``.
+            history: every committed token id.
+            drafted: the tokens that these choices follow.
+            count: how many.
+            vocabulary: [Vd] int64 ids that the columns of ``logits`` stand for; all others are impossible.
+            noise: [Vd] or [V] what :meth:`draft_noise` gave for this position, where it was asked before.
+
+        Returns:
+            (token ids, shares that sum to at most 1), the best first.
+        """
+        if vocabulary is not None and not self._treats_ids_alike:
+            logits = logits.new_full((self._vocab_size,), -math.inf).index_copy_(0, vocabulary, logits)
+            vocabulary, noise = None, None
+        scores = self.scores(logits[None], history, drafted, len(drafted), for_draft=True)[0]
+        if noise is None:
+            noise = self.draft_noise(len(history) + len(drafted), scores.device, vocabulary)
+        scores = scores if noise is None else scores + noise
+        best = scores.topk(min(count, len(scores)))
+        shares = (best.values - scores.logsumexp(-1)).exp().tolist()
+        places = best.indices if vocabulary is None else vocabulary[best.indices]
+        found = [(token, share) for token, share in zip(places.tolist(), shares, strict=True) if share > 0.0]
+        return [token for token, _ in found], [share for _, share in found]
+
+    def draft_noise(
+        self, position: int, device: torch.device, vocabulary: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """The noise of the coupled rule at a position, for these ids ([Vd]) or all ([V]); None for greedy requests."""
+        if self._rule != "coupled":
+            return None
+        return gumbel_rows(self._seed, (position,), self._vocab_size, device, ids=vocabulary)[0]
 
     def _constrained(
         self, logits: torch.Tensor, history: Sequence[int], block: Sequence[int], start: int

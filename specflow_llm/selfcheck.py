@@ -3,7 +3,8 @@
 A model class may read positions or masks in a way nobody foresaw. Rather than trusting a list of names, the target is
 run on two short ragged rows, through chunked prefill, a block with rejected tokens and another block after the
 rollback, and its logits are compared with plain forwards of the same model without any cache. A model that disagrees
-is refused before any work starts.
+is refused before any work starts. Where drafts may branch, the same is done with a block that branches; a model
+that disagrees there runs chains only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from .architecture import Architecture, StateKind
 from .errors import UnsupportedModelError
 from .recurrent import RecurrentTarget
-from .target import SlotTarget, Target
+from .target import SlotTarget, Target, TreeTarget
 
 # Largest logit difference allowed, in standard deviations of the logits. A wrong mask or position moves logits by
 # about one; 16-bit rounding by a few hundredths, float32 rounding by millionths.
@@ -34,15 +35,24 @@ def build_target(
     feature_layers: Sequence[int] = (),
     check: bool = True,
     prefill_chunk: int,
+    trees: bool = False,
 ) -> Target:
     """The fitting target for a model, checked.
+
+    Args:
+        model: the model.
+        architecture: of it.
+        feature_layers: decoder layers whose outputs are returned with the logits.
+        check: compare it with itself.
+        prefill_chunk: prompt tokens per forward.
+        trees: drafts may branch. A model that turns out to run only chains exactly gets only chains.
 
     Raises:
         UnsupportedModelError: its logits through this library's state differ from its plain logits.
     """
 
     def slots(chunk: int, taps: Sequence[int]) -> Target:
-        return SlotTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk)
+        return SlotTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk, runs_trees=branching)
 
     def recurrent(chunk: int, taps: Sequence[int]) -> Target:
         return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk)
@@ -50,6 +60,10 @@ def build_target(
     def one_by_one(chunk: int, taps: Sequence[int]) -> Target:
         return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk, one_by_one=True)
 
+    tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT)
+    branching = trees and architecture.state_kind is StateKind.SLOTS
+    if branching and check:
+        branching = _runs_trees(model, architecture, tolerance)
     candidates = [slots] if architecture.state_kind is StateKind.SLOTS else [recurrent, one_by_one]
     if not check:
         return candidates[0](prefill_chunk, feature_layers)
@@ -63,7 +77,7 @@ def build_target(
         except Exception as error:  # noqa: BLE001 - a model may fail in any way on a cache that is not its own
             reason, cause = f"it cannot run on this library's cache ({type(error).__name__}: {error})", error
             continue
-        if worst <= _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT):
+        if worst <= tolerance:
             return candidate(prefill_chunk, feature_layers)
         reason = (
             f"its logits through a cache with rollback differ from its plain logits by {worst:.3g} standard deviations"
@@ -108,6 +122,40 @@ def largest_difference(
             worst = math.inf if math.isnan(difference) else max(worst, difference)  # max() drops what is no number
             starts[row] += count
             target.keep(row, count)
+    return worst
+
+
+def _runs_trees(model: PreTrainedModel, architecture: Architecture, tolerance: float) -> bool:
+    try:
+        return tree_difference(model, architecture, SlotTarget(model, architecture)) <= tolerance
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - why a model fails on chains, too, is said when it is run on them
+        return False
+
+
+def tree_difference(model: PreTrainedModel, architecture: Architecture, target: TreeTarget) -> float:
+    """Largest difference between the logits of a block that branches and plain ones, in standard deviations.
+
+    Infinite where one of them is not a number.
+    """
+    generator = torch.Generator().manual_seed(1)
+    vocab = architecture.vocab_size
+    prompt = torch.randint(vocab, (3,), generator=generator).tolist()
+    left, right, after = (torch.randint(vocab, (2,), generator=generator).tolist() for _ in range(3))
+    right[0] = (left[0] + 1) % vocab
+    target.open([prompt])
+    # Two branches of two tokens; the second is kept, so that what it wrote has to move.
+    block = [prompt[-1], left[0], right[0], left[1], right[1]]
+    found = target.forward_trees([block], [[-1, -1, 0, 1]]).logits[0].float()
+    target.keep_path(0, [0, 2, 4])
+    then = target.forward([after]).logits[0].float()
+    first, second = _plain_logits(model, [*prompt, *left]), _plain_logits(model, [*prompt, *right, *after])
+    pairs = [(found[[0, 1, 3]], first[2:5]), (found[[0, 2, 4]], second[2:5]), (then, second[5:7])]
+    worst = 0.0
+    for ours, plain in pairs:
+        difference = float((ours - plain).abs().max() / plain.std().clamp(min=_FLAT))
+        worst = math.inf if math.isnan(difference) else max(worst, difference)
     return worst
 
 

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
 
+from specflow.trees import depths
+
 from .architecture import Architecture
 from .attention import block_attention
 from .features import FeatureTaps
-from .kv_cache import SlotCache
+from .kv_cache import BlockPlan, SlotCache
 from .packing import weight_bytes
 
 DEFAULT_PREFILL_CHUNK = 512
@@ -76,6 +78,29 @@ class Target(Protocol):
         ...
 
 
+@runtime_checkable
+class TreeTarget(Target, Protocol):
+    """**Protocol:** a target that can run blocks that branch."""
+
+    @property
+    def runs_trees(self) -> bool:
+        """Whether this model does."""
+        ...
+
+    def forward_trees(self, blocks: Sequence[Sequence[int]], parents: Sequence[Sequence[int] | None]) -> TargetOutput:
+        """As :meth:`Target.forward`, where item k + 1 of block i follows item ``parents[i][k] + 1``.
+
+        Args:
+            blocks: anchor, then drafts, per slot.
+            parents: per slot, those of the drafts (:attr:`specflow.types.Draft.parents`); None for a chain.
+        """
+        ...
+
+    def keep_path(self, slot: int, offsets: Sequence[int]) -> None:
+        """Commit some items of the slot's last block, each following the one before; item 0 is the anchor."""
+        ...
+
+
 class SlotTarget:
     """A target whose rows live in a :class:`~specflow_llm.kv_cache.SlotCache`.
 
@@ -84,6 +109,7 @@ class SlotTarget:
         architecture: as read by :func:`specflow_llm.architecture.inspect_model`.
         feature_layers: decoder layers whose outputs are returned with the logits.
         prefill_chunk: prompt tokens per forward.
+        runs_trees: whether blocks may branch.
     """
 
     def __init__(
@@ -93,8 +119,10 @@ class SlotTarget:
         *,
         feature_layers: Sequence[int] = (),
         prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        runs_trees: bool = True,
     ) -> None:
         self.architecture = architecture
+        self.runs_trees = runs_trees
         self.num_forwards = 0
         self._model = model
         self._device = model.device
@@ -135,28 +163,44 @@ class SlotTarget:
         """See :class:`Target`."""
         return self._run(0, blocks, last_logits_only=False)
 
+    def forward_trees(self, blocks: Sequence[Sequence[int]], parents: Sequence[Sequence[int] | None]) -> TargetOutput:
+        """See :class:`TreeTarget`."""
+        return self._run(0, blocks, parents, last_logits_only=False)
+
     def forward_rows(self, first: int, blocks: Sequence[Sequence[int]]) -> TargetOutput:
         """Like :meth:`forward`, for slots ``first .. first + B - 1`` only."""
         return self._run(first, blocks, last_logits_only=False)
 
     @torch.inference_mode()
-    def _run(self, first_row: int, blocks: Sequence[Sequence[int]], *, last_logits_only: bool) -> TargetOutput:
+    def _run(
+        self,
+        first_row: int,
+        blocks: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int] | None] = (),
+        *,
+        last_logits_only: bool,
+    ) -> TargetOutput:
         arch, device = self.architecture, self._device
         plan = self._cache.begin(first_row, [len(block) for block in blocks], device)
         width = plan.width
         # Copied without waiting for the device: a round's only wait is for its verdicts.
         ids = torch.tensor([[*block, *([0] * (width - len(block)))] for block in blocks]).to(device, non_blocking=True)
+        shapes = parents or [None] * len(blocks)
+        places = [_places(count, shape) for count, shape in zip(plan.widths, shapes, strict=True)]
         # Padding queries sit at the row's last real position: always inside the model's position range, never read.
         positions = torch.tensor(
             [
-                [start + min(offset, count - 1) for offset in range(width)]
-                for start, count in zip(plan.starts, plan.widths, strict=True)
+                [start + place for place in [*row, *([row[-1]] * (width - len(row)))]]
+                for start, row in zip(plan.starts, places, strict=True)
             ]
         ).to(device, non_blocking=True)
+        branching = None
+        if any(shape is not None for shape in shapes):
+            branching = _branching(plan, shapes, places).to(device, non_blocking=True)
         arguments: dict[str, Any] = {
             "input_ids": ids,
             "position_ids": positions,
-            "attention_mask": self._masks(positions, plan.used),
+            "attention_mask": self._masks(positions, plan.used, branching),
             arch.cache_argument: self._cache,
             "use_cache": True,
         }
@@ -167,12 +211,24 @@ class SlotTarget:
         self.num_forwards += 1
         return TargetOutput(logits, tapped.features())
 
-    def _masks(self, positions: torch.Tensor, used: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """[B, 1, T, L] masks, one per layer type where the model distinguishes them."""
+    def _masks(
+        self, positions: torch.Tensor, used: int, branching: torch.Tensor | None
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """[B, 1, T, L] masks, one per layer type where the model distinguishes them.
+
+        Args:
+            positions: [B, T] of the queries.
+            used: L.
+            branching: [B, T + 1, L] for blocks that branch: what each query sees, then every key's position.
+        """
         arch = self.architecture
         kinds = dict.fromkeys(kind for kind in arch.layer_types if kind != "dummy")
-        keys = torch.arange(used, device=positions.device)
-        causal = keys <= positions.unsqueeze(-1)
+        if branching is None:
+            keys = torch.arange(used, device=positions.device)
+            causal = keys <= positions.unsqueeze(-1)
+        else:
+            keys = branching[:, -1:]
+            causal = branching[:, :-1] > 0
         masks = {kind: self._finished(self._mask(kind, causal, keys, positions)) for kind in kinds}
         return masks if arch.masks_by_type else next(iter(masks.values()))
 
@@ -195,6 +251,10 @@ class SlotTarget:
         """See :class:`Target`."""
         self._cache.advance(slot, count)
 
+    def keep_path(self, slot: int, offsets: Sequence[int]) -> None:
+        """See :class:`TreeTarget`."""
+        self._cache.advance_path(slot, offsets, self._device)
+
     def close(self, slot: int) -> None:
         """See :class:`Target`."""
         self._num_slots -= 1
@@ -211,3 +271,34 @@ class SlotTarget:
     def state_bytes(self) -> dict[str, int]:
         """See :class:`Target`."""
         return {"target_weights": self._weight_bytes, "target_kv": self._cache.allocated_bytes}
+
+
+def _places(count: int, parents: Sequence[int] | None) -> list[int]:
+    """How far behind the committed positions each of a block's items stands."""
+    if parents is None:
+        return list(range(count))
+    return [0, *[depth + 1 for depth in depths(parents[: count - 1])]]
+
+
+def _branching(
+    plan: BlockPlan, shapes: Sequence[Sequence[int] | None], places: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """[B, T + 1, L] for blocks of which some branch: 1 where query t sees key l; in the last row every key's position.
+
+    A query sees what is committed, itself, and what it continues. Padding sees what the last item sees.
+    """
+    table = torch.zeros(len(shapes), plan.width + 1, plan.used, dtype=torch.int64)
+    table[:, -1] = torch.arange(plan.used)
+    for row, (start, shape, standing) in enumerate(zip(plan.starts, shapes, places, strict=True)):
+        count = len(standing)
+        table[row, :-1, :start] = 1
+        table[row, -1, start : start + count] = start + torch.tensor(standing)
+        seen = torch.zeros(plan.width, count, dtype=torch.int64)
+        for item in range(count):
+            parent = item - 1 if shape is None else (shape[item - 1] + 1 if item else -1)
+            if parent >= 0:
+                seen[item] = seen[parent]
+            seen[item, item] = 1
+        seen[count:] = seen[count - 1]
+        table[row, :-1, start : start + count] = seen
+    return table

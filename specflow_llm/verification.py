@@ -12,6 +12,8 @@ drafted tokens are accepted, and what a rule must know about the draft.
   target to draft probability. Needs the probabilities the tokens were drawn from.
 - *block* (Sun et al. 2024, "Block verification accelerates speculative decoding", Algorithm 2): tests prefixes instead
   of tokens, and never accepts fewer on average. Needs the same probabilities.
+  A draft that branches is checked the same way, each token followed by whichever alternative the target chose
+  (*tree*); the law is the target's own at every step, so any way of choosing the alternatives is exact.
 - *one_hot*: the token rule for a draft that is certain. Exact for any way of choosing the tokens.
 
 Shapes: ``K`` drafted tokens, ``V`` vocabulary size. Row k of ``target_probs`` [K + 1, V] is the target's law after k
@@ -28,6 +30,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from specflow.trees import HISTORY, continuations
 from specflow.types import AcceptPrefix
 
 from .sampling import ACCEPT, RESIDUAL, RowSampler, gumbel_noise, gumbel_rows, lane, race, uniform
@@ -268,6 +271,31 @@ def verify_sequential(next_token: Callable[[int], int], draft_ids: Sequence[int]
     return AcceptPrefix(len(draft_ids), next_token(len(draft_ids)))
 
 
+def verify_tree(
+    next_token: Callable[[int, Sequence[int]], int], draft_ids: Sequence[int], parents: Sequence[int]
+) -> AcceptPrefix[int]:
+    """Walk a draft that branches along the target's own choices (SpecInfer, Miao et al. 2024, Algorithm 2, greedy).
+
+    Args:
+        next_token: the target's choice after an item (-1: after the history) that was reached through the given ids.
+            Called once per emitted token, from the history on.
+        draft_ids: K ids.
+        parents: of each, as in :attr:`specflow.types.Draft.parents`.
+    """
+    following = continuations(parents)
+    path: list[int] = []
+    ids: list[int] = []
+    node = HISTORY
+    while True:
+        chosen = next_token(node, ids)
+        item = next((item for item in following.get(node, ()) if draft_ids[item] == chosen), None)
+        if item is None:
+            return AcceptPrefix(len(path), chosen, tuple(path))
+        path.append(item)
+        ids.append(chosen)
+        node = item
+
+
 def verify_token(
     target_probs: torch.Tensor,
     draft_probs: torch.Tensor,
@@ -357,6 +385,30 @@ def _verify_matching(
     # Elsewhere one read-back for all positions is cheaper than one per token.
     noise = gumbel_rows(sampler.seed, range(position, position + len(rows)), rows.shape[-1], rows.device)
     return verify_greedy((rows + noise).argmax(-1).tolist(), draft_ids)
+
+
+def verify_row_tree(
+    sampler: RowSampler, logits: torch.Tensor, history: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int]
+) -> AcceptPrefix[int]:
+    """Verify one request's draft that branches; the request's rule is greedy or coupled.
+
+    Args:
+        sampler: the request's law and rule.
+        logits: [K + 1, V] raw logits; row 0 follows the history, row k + 1 item k and all it continues.
+        history: every committed token id.
+        draft_ids: K ids.
+        parents: of each, as in :attr:`specflow.types.Draft.parents`.
+    """
+    law = sampler.scores if sampler.is_greedy else sampler.log_probs
+    # Laws that need no history are those of all rows at once; others are worked out along the path only.
+    rows = law(logits, history) if sampler.is_pointwise and sampler.is_greedy else None
+
+    def next_token(node: int, ids: Sequence[int]) -> int:
+        row = node + 1
+        known = law(logits[row : row + 1], history, ids, len(ids))[0] if rows is None else rows[row]
+        return sampler.choose(known, len(history) + len(ids))
+
+    return verify_tree(next_token, draft_ids, parents)
 
 
 def verify_row(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..trees import depths
+
 _PRIOR_RATIO = 0.8
 """Accepted items per claimed one before anything was seen: drafters without estimates claim certainty."""
 _PRIOR_WEIGHT = 2.0
@@ -129,6 +131,22 @@ class Calibration:
             before = claim
             result.append(alive)
         return result
+
+    def scales(self, profile: Profile) -> list[float]:
+        """By depth, what a claim about an item of a tree is multiplied with: the ratios of all places up to there."""
+        product, result = 1.0, []
+        for position in range(len(self.pool.claims)):
+            product *= self.ratio(profile, position)
+            result.append(product)
+        return result
+
+    def corrected_tree(self, profile: Profile, survival: Sequence[float], parents: Sequence[int]) -> list[float]:
+        """The survival estimates of a draft that branches in the light of what happened."""
+        scales = self.scales(profile)
+        return [
+            min(1.0, claim * scales[min(depth, len(scales) - 1)])
+            for claim, depth in zip(survival, depths(parents), strict=True)
+        ]
 
     def rate(self, profile: Profile, position: int) -> float:
         """Acceptance at ``position`` given all items before it were accepted, whatever was claimed."""

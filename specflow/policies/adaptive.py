@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heapreplace
 
 from ..admission import Frontier
 from ..errors import InvalidSettingError, MisuseError
+from ..trees import Fate, fate
 from ..types import ChainId, ChainView, RoundReport
 from .acceptance import Calibration, Profile
 from .costs import CostTable
@@ -24,6 +25,11 @@ _MIN_TRUST = 0.25
 """Bounds how long a weak drafter may go on without an acceptance."""
 _OFFER_FADE = 0.05
 """Weight of the newest round in the estimate of how often a request for a draft is answered with one."""
+_FIRST_RANK, _NEXT_RANK = 0.5, 0.8
+"""Where drafts branch: what the first item promises before anything was seen, and each as a share of the one before."""
+_RANK_FADE, _POOL_RANK_FADE = 0.1, 0.02
+"""Weight of the newest draft in what items of a rank promise, for its chain and for new ones."""
+_FLOOR_OF_ALTERNATIVES = 0.5
 _SPARE_CHAINS = 64
 """Chains that may be absent from a round without being forgotten, beyond as many as are present."""
 
@@ -57,7 +63,8 @@ class Adaptive:
 
     Args:
         max_draft: most items drafted per chain and round.
-        min_survival: items less likely to be accepted than this are never executed, whatever they cost.
+        min_survival: items less likely to be accepted than this are never executed, whatever they cost; half of it
+            where drafts branch, because many alternatives share what one item claims in a chain.
         first_wait: rounds a chain is off before it is probed for the first time.
         max_wait: longest wait between two probes, in rounds.
         costs: what is known about the cost of executing a number of items (chains + admitted drafts); measured
@@ -98,6 +105,7 @@ class Adaptive:
         self._rounds_since_plain = 0
         self._offer_rate = 1.0
         self._gain = 1.0
+        self._ranks: _Ranks | None = None
 
     @property
     def costs(self) -> CostTable:
@@ -173,8 +181,10 @@ class Adaptive:
             if report.limits[index]:
                 offered = 1.0 if report.drafted[index] else 0.0
                 self._offer_rate += _OFFER_FADE * (offered - self._offer_rate)
+            if report.drafted[index]:
+                self._rank(chain, report, index)
             if report.admitted[index]:
-                self._learn(chain, report.survival[index], report.admitted[index], report.accepted[index])
+                self._learn(chain, fate(report, index))
             else:
                 self._rest(chain, report.survival[index], report.limits[index], report.drafted[index])
 
@@ -185,7 +195,8 @@ class Adaptive:
         for position in range(self._max_draft):
             rate = self._calibration.rate(newcomer, position)
             acceptance.append(rate * acceptance[-1] if acceptance else rate)
-        gain, length = predicted_gain(acceptance, self._costs, self._drafting, self._offer_rate)
+        items = acceptance if self._ranks is None else list(map(self._ranks.promise, range(self._max_draft)))
+        gain, length = predicted_gain(items, self._costs, self._drafting, self._offer_rate)
         return Explanation(
             acceptance=tuple(acceptance),
             claim_ratio=tuple([self._calibration.ratio(newcomer, position) for position in range(self._max_draft)]),
@@ -211,6 +222,7 @@ class Adaptive:
         chain = self._chains.get(chain_id)
         if chain is None:
             chain = self._chains[chain_id] = _Chain(self._max_draft, self._waits)
+            chain.ranks = None if self._ranks is None else self._ranks.copy(_RANK_FADE)
             self._experience.introduce(chain.switch)
         return chain
 
@@ -238,6 +250,8 @@ class Adaptive:
     def _planned(self, limits: list[int]) -> list[int]:
         """Cut the limits to the common length with the most expected items per second; switch off where that is 0.
 
+        Where drafts branch, as many items as allowed are asked for, or none.
+
         Chains that are probing keep their single item: the plan rests on estimates that a probe is there to renew.
         """
         num_chains = len(limits)
@@ -250,17 +264,25 @@ class Adaptive:
         survival = [self._offer_rate] * len(active)
         expected, width = float(num_chains), num_chains
         best_length, best_expected, best_seconds = 0, expected, curve[width]
-        for length in range(1, max(limit for limit, _ in active) + 1):
+        longest = max(limit for limit, _ in active)
+        # Alternatives are drafted together and ranked afterwards: a smaller tree is not cheaper to draft.
+        branching = any(chain.ranks is not None for _, chain in active)
+        for length in range(1, longest + 1):
             for index, (limit, chain) in enumerate(active):
                 if limit >= length:
-                    survival[index] *= self._calibration.rate(chain.profile, length - 1)
-                    expected += survival[index]
+                    if chain.ranks is None:
+                        survival[index] *= self._calibration.rate(chain.profile, length - 1)
+                        expected += survival[index]
+                    else:
+                        expected += self._offer_rate * chain.ranks.promise(length - 1)
                     width += 1
             # Where no draft is offered the round is a plain one, except that asking was paid for.
             running = self._offer_rate * curve[width] + (1.0 - self._offer_rate) * curve[num_chains]
-            seconds = self._drafting.seconds(length) + running
+            seconds = self._drafting.seconds(longest if branching else length) + running
             if expected * best_seconds > best_expected * seconds:
                 best_length, best_expected, best_seconds = length, expected, seconds
+        if best_length and branching:
+            best_length = longest
         if best_length == 0:
             for _, chain in active:
                 chain.switch.turn_off(
@@ -277,6 +299,7 @@ class Adaptive:
         expected = float(num_chains)
         seconds = self._drafting_seconds + curve[width]
         ratio, min_survival = self._calibration.ratio, self._min_survival
+        scales: dict[int, list[float]] = {}
         while heap:
             negative, index, position, survival, _ = heap[0]
             extra = curve[width + 1] - curve[width]
@@ -293,8 +316,16 @@ class Adaptive:
                 continue
             position += 1
             claim = min(1.0, following / survival) if survival > 0.0 else 0.0
-            negative *= min(1.0, claim * ratio(self._round[index].profile, position))
-            if -negative < min_survival:
+            profile, floor = self._round[index].profile, min_survival
+            if frontier.parents(index) is None:
+                negative *= min(1.0, claim * ratio(profile, position))
+            else:
+                # What comes next may continue any earlier item: its claim is corrected from the history on.
+                if index not in scales:
+                    scales[index] = self._calibration.scales(profile)
+                negative = -min(1.0, following * scales[index][frontier.depth(index)])
+                floor *= _FLOOR_OF_ALTERNATIVES
+            if -negative < floor:
                 heappop(heap)
             else:
                 heapreplace(heap, (negative, index, position, following, claim))
@@ -314,7 +345,8 @@ class Adaptive:
             curve: seconds of executing 0, 1, 2, ... items more.
         """
         negative, index, position, _, claim = heap[0]
-        profile = self._round[index].profile
+        chain = self._round[index]
+        profile = chain.profile
         # What was asked for, not what was drafted: where a draft ends may depend on its values, and then its length
         # must not decide about them.
         last = self._limits[index]
@@ -324,7 +356,8 @@ class Adaptive:
             if position < last and not (others and -others[-1] > own):
                 gained += own
                 position += 1
-                own *= min(1.0, claim * self._calibration.ratio(profile, position)) if position < last else 0.0
+                ratio = self._calibration.ratio(profile, position) if chain.ranks is None and position < last else 1.0
+                own *= min(1.0, claim * ratio) if position < last else 0.0
             elif others:
                 gained -= others.pop()
             else:
@@ -333,9 +366,24 @@ class Adaptive:
                 return True
         return False
 
-    def _learn(self, chain: _Chain, survival: Sequence[float] | None, admitted: int, accepted: int) -> None:
+    def _rank(self, chain: _Chain, report: RoundReport, index: int) -> None:
+        """Take in what a draft that branches promises, by the rank of its items; of a chain, depths say it all."""
+        tree, claims = report.trees[index] if report.trees else None, report.survival[index]
+        if tree is None:
+            chain.ranks = None
+            return
+        claims = [1.0] * report.drafted[index] if claims is None else claims
+        promised = self._calibration.corrected_tree(chain.profile, claims, tree.parents)
+        if self._ranks is None:
+            self._ranks = _Ranks([_FIRST_RANK * _NEXT_RANK**rank for rank in range(self._max_draft)], _POOL_RANK_FADE)
+        if chain.ranks is None:
+            chain.ranks = self._ranks.copy(_RANK_FADE)
+        for ranks in (chain.ranks, self._ranks):
+            ranks.learn(promised, report.limits[index])
+
+    def _learn(self, chain: _Chain, known: Fate) -> None:
         """Take in a verified draft."""
-        switch = chain.switch
+        switch, survival, admitted, accepted = chain.switch, known.survival, known.admitted, known.accepted
         if chain.was_probed:
             if accepted:
                 self._calibration.forgive(chain.profile)
@@ -371,10 +419,41 @@ class Adaptive:
 class _Chain:
     """What the policy remembers about one chain."""
 
-    __slots__ = ("profile", "switch", "trust", "was_probed")
+    __slots__ = ("profile", "ranks", "switch", "trust", "was_probed")
 
     def __init__(self, max_draft: int, waits: tuple[int, int]) -> None:
         self.profile = Profile(max_draft)
         self.switch = Switch(max_draft, *waits)
         self.trust = 1.0
         self.was_probed = False
+        self.ranks: _Ranks | None = None
+        """What items promise, where drafts branch."""
+
+
+class _Ranks:
+    """By rank in drafts that branch, the survival that items are drafted with, corrected: means that fade.
+
+    Args:
+        means: what is expected at first.
+        fade: weight of the newest draft.
+    """
+
+    __slots__ = ("_fade", "_means")
+
+    def __init__(self, means: Sequence[float], fade: float) -> None:
+        self._means = list(means)
+        self._fade = fade
+
+    def copy(self, fade: float) -> _Ranks:
+        """The same expectations, to go on from."""
+        return _Ranks(self._means, fade)
+
+    def learn(self, promised: Sequence[float], asked: int) -> None:
+        """Take in a draft of ``asked`` items, which came with these estimates; what did not come promised nothing."""
+        for rank in range(asked):
+            new = promised[rank] if rank < len(promised) else 0.0
+            self._means[rank] += self._fade * (new - self._means[rank])
+
+    def promise(self, rank: int) -> float:
+        """What an item of this rank promises."""
+        return self._means[rank]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..admission import Frontier
 from ..errors import InvalidSettingError
 from ..protocols import Policy
+from ..trees import fate
 from ..types import Admission, ChainId, ChainView, RoundReport
 from .acceptance import Calibration, Profile, conditional
 
@@ -85,20 +86,25 @@ class Estimated:
         """Learn what was accepted, and hand on the report with the estimates that the policy inside could see."""
         corrected = tuple(
             [
-                self._calibration.corrected(profile, [1.0] * drafted if survival is None else survival)
-                for survival, drafted, profile in zip(report.survival, report.drafted, self._round, strict=True)
+                self._corrected(report, index, [1.0] * drafted if survival is None else survival)
+                for index, (survival, drafted) in enumerate(zip(report.survival, report.drafted, strict=True))
             ]
         )
-        for index, (chain_id, admitted, accepted) in enumerate(
-            zip(report.chain_ids, report.admitted, report.accepted, strict=True)
-        ):
-            if admitted:
-                self._calibration.record(self._round[index], report.survival[index], admitted, accepted)
-                self._fared[chain_id] = 1 if accepted == 0 else 3 if accepted == admitted else 2
+        for index, chain_id in enumerate(report.chain_ids):
+            if report.admitted[index]:
+                known = fate(report, index)
+                self._calibration.record(self._round[index], known.survival, known.admitted, known.accepted)
+                self._fared[chain_id] = 1 if known.accepted == 0 else 3 if known.accepted == known.admitted else 2
         self._rounds += 1
         if self._rounds % _AGE_ROUNDS == 0:
             self._calibration.fade(_AGE, self._profiles.values())
         self._policy.observe(replace(report, survival=corrected))
+
+    def _corrected(self, report: RoundReport, index: int, survival: Sequence[float]) -> list[float]:
+        profile, tree = self._round[index], report.trees[index] if report.trees else None
+        if tree is None:
+            return self._calibration.corrected(profile, survival)
+        return self._calibration.corrected_tree(profile, survival, tree.parents)
 
     def rates(self) -> Sequence[float]:
         """Acceptance by position given all items before it were accepted, over all buckets."""
@@ -116,7 +122,7 @@ class Estimated:
 class _CorrectedFrontier(Frontier):
     """Another frontier with corrected estimates: the same items become visible at the same time."""
 
-    __slots__ = ("_calibration", "_claims", "_estimates", "_inner", "_profiles")
+    __slots__ = ("_calibration", "_claims", "_estimates", "_inner", "_profiles", "_scaled")
 
     def __init__(self, inner: Frontier, calibration: Calibration, profiles: Sequence[Profile]) -> None:
         self._inner = inner
@@ -124,6 +130,7 @@ class _CorrectedFrontier(Frontier):
         self._profiles = profiles
         self._claims = [1.0] * len(profiles)  # made of the newest admitted item
         self._estimates = [1.0] * len(profiles)  # what became of them
+        self._scaled: dict[int, Sequence[float]] = {}  # corrections by depth, for drafts that branch
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -155,11 +162,38 @@ class _CorrectedFrontier(Frontier):
 
     def reveal(self, index: int) -> Sequence[float] | None:
         claims = self._inner.reveal(index)
-        return None if claims is None else self._calibration.corrected(self._profiles[index], claims)
+        if claims is None:
+            return None
+        parents = self._inner.parents(index)
+        if parents is not None:
+            return self._calibration.corrected_tree(self._profiles[index], claims, parents)
+        return self._calibration.corrected(self._profiles[index], claims)
+
+    def parents(self, index: int) -> Sequence[int] | None:
+        return self._inner.parents(index)
 
     def decision(self) -> Admission:
         return self._inner.decision()
 
+    def _scales(self, index: int) -> Sequence[float]:
+        if index not in self._scaled:
+            self._scaled[index] = self._calibration.scales(self._profiles[index])
+        return self._scaled[index]
+
+    def depth(self, index: int) -> int:
+        return self._inner.depth(index)
+
+    def conditional(self, index: int) -> float | None:
+        claim = self._inner.conditional(index)
+        if claim is None:
+            return None
+        return min(1.0, claim * self._calibration.ratio(self._profiles[index], self._place(index)))
+
+    def _place(self, index: int) -> int:
+        return min(self._inner.depth(index), len(self._calibration.pool.claims) - 1)
+
     def _corrected(self, index: int, claim: float) -> float:
+        if self._inner.parents(index) is not None:
+            return min(1.0, claim * self._scales(index)[self._place(index)])
         ratio = self._calibration.ratio(self._profiles[index], self._inner.admitted(index))
         return self._estimates[index] * min(1.0, conditional(claim, self._claims[index]) * ratio)

@@ -30,7 +30,7 @@ class Explanation:
     """What an adaptive policy believes."""
 
     acceptance: tuple[float, ...]
-    """Probability that items 0..k of a draft are all accepted, by k, over all chains."""
+    """Probability that so much of a draft is accepted, by place, over all chains; alternatives share a place."""
     claim_ratio: tuple[float, ...]
     """Items accepted per item the drafter claimed, by position; below 1 the drafter is overconfident."""
     offer_rate: float
@@ -78,7 +78,7 @@ def predicted_gain(
     """Best expected throughput of one chain relative to plain execution, and the draft length that gives it.
 
     Args:
-        acceptance: probability that items 0..k are all accepted, by k.
+        acceptance: probability that item k is accepted, by k; in a chain, that items 0..k all are.
         costs: seconds by number of executed items.
         drafting: seconds by number of drafted items.
         offer_rate: probability that there is a draft.

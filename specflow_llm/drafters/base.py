@@ -30,6 +30,9 @@ class DraftRequest:
     """The request's law: turn draft logits into a token with ``sampler.draft(...)``."""
     features: torch.Tensor | None = None
     """[n - 1, F] hidden states of the committed, already executed tokens, where ``feature_layers`` asked for them."""
+    may_branch: bool = False
+    """The proposal may be a tree of alternatives (:attr:`Proposal.parents`): the target can run one, and the request is
+    verified by matching, which is exact for any of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,11 @@ class Proposal:
     """[K, V] fp32: the very tensor each token was sampled from. None for tokens chosen in any other way (argmax,
     lookup); they are verified by a rule that is exact for any way of choosing."""
     survival: Sequence[float] | None = None
-    """``survival[k]`` estimates P(tokens 0..k all accepted); computable before token k is drawn."""
+    """``survival[k]`` estimates P(tokens 0..k all accepted); computable before token k is drawn. In a tree, P(token k
+    and all it continues are accepted)."""
+    parents: Sequence[int] | None = None
+    """Only where :attr:`DraftRequest.may_branch` allows it: ``parents[k]`` is the token that token k continues, one
+    before it, or -1 for the anchor. The most promising first: policies execute a prefix. None: a chain."""
 
 
 @runtime_checkable
@@ -81,6 +88,16 @@ class Drafter(Protocol):
 
     def state_bytes(self) -> Mapping[str, int]:
         """Bytes held, by kind (``"draft_weights"``, ``"draft_kv"``, ...)."""
+        ...
+
+
+@runtime_checkable
+class BranchingDrafter(Drafter, Protocol):
+    """**Protocol:** a drafter whose proposals may be trees of alternatives."""
+
+    @property
+    def branches(self) -> bool:
+        """Whether they are, for requests that allow it (:attr:`DraftRequest.may_branch`)."""
         ...
 
 

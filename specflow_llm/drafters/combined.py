@@ -21,8 +21,10 @@ import torch
 
 from specflow.errors import BackendContractError, InvalidSettingError
 from specflow.policies.acceptance import Calibration, Profile
+from specflow.trees import HISTORY, depths, fate_of_tree, walk
 
-from .base import Drafter, DrafterBase, DraftRequest, Proposal, RowId
+from .base import BranchingDrafter, Drafter, DrafterBase, DraftRequest, Proposal, RowId
+from .growing import merged
 
 NOTHING = Proposal(())
 
@@ -44,6 +46,9 @@ class CombinedDrafter(DrafterBase):
     A drafter that costs something is asked only for the requests where the drafts at hand do not already promise more
     tokens per second than its usual result would. It must catch up by itself when it was passed over for some rounds,
     as the protocol demands anyway (:class:`~specflow_llm.drafters.base.DraftRequest`: tokens only ever grow).
+
+    Where a request's draft may branch nothing has to be chosen: all drafts at hand are verified together, as one tree
+    of their best tokens (:func:`~specflow_llm.drafters.growing.merged`). That holds if it holds for one drafter.
 
     ``gives_probs`` holds if it holds for one of the drafters, and nothing is lost by that: a looked-up token is
     accepted with its probability under the target, by the one-hot rule as well as by matching, while a sampled one is
@@ -73,6 +78,7 @@ class CombinedDrafter(DrafterBase):
             raise InvalidSettingError("probe_every", probe_every, "an integer >= 1")
         self.feature_layers = sorted({layer for drafter in drafters for layer in drafter.feature_layers})
         self.gives_probs = any(drafter.gives_probs for drafter in drafters)
+        self.branches = any(isinstance(drafter, BranchingDrafter) and drafter.branches for drafter in drafters)
         self._name = "+".join(drafter.name for drafter in drafters)
         self._probe_every = probe_every
         self._sources = [
@@ -143,16 +149,21 @@ class CombinedDrafter(DrafterBase):
         source, row = self._sources[number], case.row
         if number == 0 or source.cost == 0.0 or row.unscored[number] >= self._probe_every:
             return True
-        best = max((offer.value for offer in case.offers), default=0.0)
+        best = max(case.offers, key=lambda offer: offer.value, default=None)
         usual = source.usual_value(row.profiles[number], case.request.limit)
-        return (1.0 + best) * (1.0 + source.cost) < 1.0 + usual
+        if best is None:
+            return source.cost < usual
+        together = usual
+        if case.request.may_branch and best.survival:
+            together = max(usual, best.value + (1.0 - best.survival[0]) * usual)
+        return (1.0 + best.value) * (1.0 + source.cost) < 1.0 + together
 
     def _offer(self, number: int, case: _Case, proposal: Proposal) -> _Offer:
         """A proposal with its value: all estimates count where its verification is exact for any way of choosing."""
         source, profile = self._sources[number], case.row.profiles[number]
         count = len(proposal.token_ids)
         claims = proposal.survival if proposal.survival is not None and len(proposal.survival) == count else None
-        survival = source.corrected(profile, claims, count)
+        survival = source.corrected(profile, claims, proposal)
         if proposal.probs is None or not survival:
             value = sum(survival)
         else:
@@ -174,7 +185,7 @@ class CombinedDrafter(DrafterBase):
                 best = offer
         row.position = len(request.token_ids)
         row.offers = [
-            _Scored(offer.source, tuple(offer.proposal.token_ids), offer.claims)
+            _Scored(offer.source, tuple(offer.proposal.token_ids), offer.claims, offer.proposal.parents)
             for offer in case.offers
             if offer.proposal.token_ids and (offer is best or not offer.is_sampled)
         ]
@@ -182,6 +193,10 @@ class CombinedDrafter(DrafterBase):
         row.unscored = [0 if number in scored else rounds + 1 for number, rounds in enumerate(row.unscored)]
         if not best.proposal.token_ids:
             return NOTHING
+        drafts = [offer for offer in case.offers if offer.proposal.token_ids]
+        if request.may_branch and len(drafts) > 1:
+            self._chosen.update(self._sources[offer.source].drafter.name for offer in drafts)
+            return merged([replace(offer.proposal, survival=offer.survival) for offer in drafts], request.limit)
         self._chosen[self._sources[best.source].drafter.name] += 1
         return replace(best.proposal, survival=best.survival)
 
@@ -227,9 +242,12 @@ class _Source:
             return features[:, first * width : (first + count) * width]
         return torch.cat([features[:, place * width : (place + 1) * width] for place in self.columns], dim=1)
 
-    def corrected(self, profile: Profile, claims: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    def corrected(self, profile: Profile, claims: Sequence[float] | None, proposal: Proposal) -> tuple[float, ...]:
         """Survival estimates in the light of earlier rounds; without claims, every token claims to be certain."""
-        return tuple(self.calibration.corrected(profile, (1.0,) * count if claims is None else claims))
+        claims = (1.0,) * len(proposal.token_ids) if claims is None else claims
+        if proposal.parents is None:
+            return tuple(self.calibration.corrected(profile, claims))
+        return tuple(self.calibration.corrected_tree(profile, claims, proposal.parents))
 
     def usual_value(self, profile: Profile, limit: int, first: float | None = None) -> float:
         """Accepted tokens to expect of a draft of the usual length, from earlier rounds alone.
@@ -256,12 +274,12 @@ class _Source:
         fairly as those that were. What a policy cut off a sampled draft is judged by whether the target's own token
         agrees, which is a little harder than being accepted.
         """
-        self.reach = max(self.reach, len(offer.token_ids))
-        compared = min(len(offer.token_ids), len(committed))
-        hits = 0
-        while hits < compared and offer.token_ids[hits] == committed[hits]:
-            hits += 1
-        self.calibration.record(profile, offer.claims, compared, hits)
+        parents = range(HISTORY, len(offer.token_ids) - 1) if offer.parents is None else offer.parents
+        path = walk(offer.token_ids, parents, committed)
+        known = fate_of_tree(parents, offer.claims, path)
+        self.reach = max(self.reach, *[depth + 1 for depth in depths(parents)])
+        # Behind what is committed nothing is known yet.
+        self.calibration.record(profile, known.survival, min(known.admitted, len(committed)), len(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +289,7 @@ class _Scored:
     source: int
     token_ids: tuple[int, ...]
     claims: Sequence[float] | None
+    parents: Sequence[int] | None
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from specflow.trees import HISTORY
+
 from ..calibration import CalibrationTable
 from ..dspark import DSparkModel, TargetAdapter
 from ..dspark.checkpoint import check_fits
@@ -27,10 +29,13 @@ from ..errors import DrafterError
 from ..kv_cache import SlotCache
 from ..packing import can_pack, pack_linears, weight_bytes
 from .base import DrafterBase, DraftRequest, Proposal, RowId
+from .growing import ALTERNATIVES, GrowingTree, Tip
 from .slots import SlotOrder, runs
 from .survival import HitTable, confidence_bucket, confidence_prior
 
 _LEAST_SURVIVAL = 1e-6
+_TRUST = 0.9
+"""What a drafted alternative's probability is worth: the shipped drafter's came true so often (docs/log.md)."""
 
 
 class DSparkDrafter(DrafterBase):
@@ -51,6 +56,7 @@ class DSparkDrafter(DrafterBase):
     """
 
     gives_probs = True
+    branches = True
 
     def __init__(
         self,
@@ -103,7 +109,7 @@ class DSparkDrafter(DrafterBase):
 
     @property
     def num_positions(self) -> int:
-        """Most tokens drafted at once."""
+        """Most tokens drafted at once behind each other."""
         return self.config.block_size
 
     @property
@@ -127,12 +133,14 @@ class DSparkDrafter(DrafterBase):
         chosen = [requests[index] for index in active]
         self._absorb(chosen)
         hidden = self._backbone(chosen)
-        drafts = [_Draft(request, limits[index]) for request, index in zip(chosen, active, strict=True)]
-        self._draft(drafts, hidden)
-        for index, draft in zip(active, drafts, strict=True):
-            proposals[index] = draft.proposal()
-            if self._model.confidence_head is None:
-                self._pending[draft.request.row] = _Pending(len(draft.request.token_ids), draft.tokens, draft.buckets)
+        chains = [place for place, request in enumerate(chosen) if not request.may_branch]
+        trees = [place for place, request in enumerate(chosen) if request.may_branch]
+        for places, draft in ((chains, self._chains), (trees, self._trees)):
+            if places:
+                asked = [(chosen[place], limits[active[place]]) for place in places]
+                found = draft(asked, hidden if len(places) == len(chosen) else hidden[places])
+                for place, proposal in zip(places, found, strict=True):
+                    proposals[active[place]] = proposal
         return proposals
 
     def release(self, row: RowId) -> None:
@@ -148,7 +156,9 @@ class DSparkDrafter(DrafterBase):
 
     def _limit(self, request: DraftRequest) -> int:
         room = self.config.max_positions - self.config.num_slots - len(request.token_ids) + 1
-        return 0 if room < 0 or len(request.token_ids) < 2 else min(request.limit, self.config.block_size)
+        if room < 0 or len(request.token_ids) < 2:
+            return 0
+        return request.limit if request.may_branch else min(request.limit, self.config.block_size)
 
     # --- State: what is committed -------------------------------------------------------------------------------------
 
@@ -235,8 +245,18 @@ class DSparkDrafter(DrafterBase):
             seen &= keys >= begins - config.sliding_window
         return seen[:, None, None, :].expand(-1, 1, config.num_slots, -1)
 
+    def _chains(self, asked: Sequence[tuple[DraftRequest, int]], hidden: torch.Tensor) -> Sequence[Proposal]:
+        """A chain for each of these requests, up to its limit; hidden is [R, G, D]."""
+        drafts = [_Draft(request, limit) for request, limit in asked]
+        self._draft(drafts, hidden)
+        if self._model.confidence_head is None:
+            for draft in drafts:
+                start = len(draft.request.token_ids)
+                self._pending[draft.request.row] = _Pending(start, draft.tokens, draft.buckets)
+        return [draft.proposal() for draft in drafts]
+
     def _draft(self, drafts: Sequence[_Draft], hidden: torch.Tensor) -> None:
-        """Choose the tokens of every draft, slot by slot; hidden is [R, G, D]."""
+        """Choose the tokens of every chain, slot by slot; hidden is [R, G, D]."""
         model, device = self._model, hidden.device
         base = self._head(hidden)
         previous = torch.tensor([draft.request.token_ids[-1] for draft in drafts], device=device)
@@ -252,6 +272,64 @@ class DSparkDrafter(DrafterBase):
                 logits = self._corrected(logits, serial)
             chosen = self._choose(drafts, slot, logits)
             previous = torch.tensor(chosen, device=device)
+
+    def _trees(self, asked: Sequence[tuple[DraftRequest, int]], hidden: torch.Tensor) -> Sequence[Proposal]:
+        """Grow a tree of the likeliest continuations for requests with their limits; hidden is [R, G, D].
+
+        Slot by slot, all continuations that may still be among the best ``limit`` are followed: what continues an item
+        promises less than the item does, so nothing is missed but alternatives beyond the first few. What a token
+        promises is its probability: the confidence head speaks of the likeliest token only.
+        """
+        model, device = self._model, hidden.device
+        base = self._head(hidden)
+        trees = [GrowingTree(limit) for _, limit in asked]
+        tips = [Tip(number, HISTORY, request.token_ids[-1]) for number, (request, _) in enumerate(asked)]
+        state = None if model.markov_head is None else model.markov_head.initial_state(hidden[:, 0])
+        for slot in range(hidden.shape[1]):
+            rows = torch.tensor([tip.tree for tip in tips], device=device)
+            here, logits = hidden[rows, slot], base[rows, slot]
+            embedded = model.previous(torch.tensor([tip.token for tip in tips], device=device))
+            if model.markov_head is not None and embedded is not None:
+                serial, state = model.markov_head.step(embedded, here, state)
+                logits = self._corrected(logits, serial)
+            options = self._alternatives([asked[tip.tree][0] for tip in tips], trees, tips, slot, logits)
+            for tip, (tokens, shares) in zip(tips, options, strict=True):
+                trees[tip.tree].extend(tip.item, slot, tokens, [_TRUST * share for share in shares])
+            places = {(tip.tree, tip.item): place for place, tip in enumerate(tips)}
+            following = [tip for number, tree in enumerate(trees) for tip in tree.tips(number, slot)]
+            if not following:
+                break
+            if state is not None:
+                parents = [places[tip.tree, trees[tip.tree].parents[tip.item]] for tip in following]
+                state = state[torch.tensor(parents, device=device)]
+            tips = following
+        return [tree.proposal() for tree in trees]
+
+    def _alternatives(
+        self,
+        requests: Sequence[DraftRequest],
+        trees: Sequence[GrowingTree],
+        tips: Sequence[Tip],
+        slot: int,
+        logits: torch.Tensor,
+    ) -> list[tuple[list[int], list[float]]]:
+        """For every tip the likeliest next tokens and their shares; requests are those of the tips, logits [N, Vd]."""
+        if all(request.sampler.is_trivial for request in requests):
+            best = logits.topk(min(ALTERNATIVES, logits.shape[-1]), dim=-1)
+            shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
+            tokens = (best.indices if self._ids is None else self._ids[best.indices]).tolist()
+            return list(zip(tokens, shares, strict=True))
+        noises: dict[int, torch.Tensor | None] = {}
+        options = []
+        for request, tip, row in zip(requests, tips, logits, strict=True):
+            if tip.tree not in noises:
+                position = len(request.token_ids) + slot
+                noises[tip.tree] = request.sampler.draft_noise(position, row.device, self._ids)
+            drafted = trees[tip.tree].path(tip.item)
+            options.append(
+                request.sampler.alternatives(row, request.token_ids, drafted, ALTERNATIVES, self._ids, noises[tip.tree])
+            )
+        return options
 
     def _corrected(self, base: torch.Tensor, serial: torch.Tensor) -> torch.Tensor:
         """[R, Vd] base logits plus the Markov bias, for all columns or for the likeliest only."""

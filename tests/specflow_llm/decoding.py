@@ -81,7 +81,7 @@ def make_engine(
     if target is None:
         layers = () if drafter is None else drafter.feature_layers
         target = build_target(
-            model, inspect_model(model), feature_layers=layers, check=False, prefill_chunk=prefill_chunk
+            model, inspect_model(model), feature_layers=layers, check=False, prefill_chunk=prefill_chunk, trees=True
         )
     return Engine(
         target,

@@ -76,8 +76,9 @@ class Round:
 
 
 class Recorder(DSparkDrafter):
-    """Notes what it computes."""
+    """Notes what it computes; its drafts are chains."""
 
+    branches = False
     rounds: list[Round]
 
     def _draft(self, drafts: Any, hidden: torch.Tensor) -> None:
