@@ -73,17 +73,6 @@ class Frontier:
         known = self._depths[index]
         return known[length] if length < len(known) else length
 
-    def conditional(self, index: int) -> float | None:
-        """Estimated probability of the next item of draft ``index``, given that those it continues are accepted."""
-        survival = self.survival(index)
-        if survival is None:
-            return None
-        length, parents = self._lengths[index], self._drafts[index].parents
-        estimates = self._drafts[index].survival
-        parent = length - 1 if parents is None else parents[length]
-        before = 1.0 if parent < 0 or estimates is None else estimates[parent]
-        return 1.0 if survival >= before else survival / before
-
     def admit(self, index: int, count: int = 1) -> None:
         """Execute the next ``count`` items of draft ``index``.
 

@@ -27,6 +27,11 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def height(parents: Sequence[int]) -> int:
+    """Items on the longest path; 0 without items."""
+    return max(depths(parents), default=-1) + 1
+
+
 def continuations(parents: Sequence[int]) -> dict[int, list[int]]:
     """By item (or :data:`HISTORY`), those that continue it, in order."""
     found: dict[int, list[int]] = {}
@@ -60,7 +65,7 @@ def reach(report: RoundReport, index: int) -> int:
     tree = report.trees[index] if report.trees else None
     if tree is None:
         return report.admitted[index]
-    return max(depths(tree.parents[: report.admitted[index]]), default=-1) + 1
+    return height(tree.parents[: report.admitted[index]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ class Draft(Generic[ValueT]):
     parents: Sequence[int] | None = None
     """For a draft that branches: ``parents[k]`` is the item that ``values[k]`` continues, one before it, or -1 for the
     committed history. Siblings are alternatives, so at most one path is accepted, and ``survival[k]`` estimates
-    P(``values[k]`` and all it continues are accepted). None: a chain, in which each item continues the one before."""
+    P(``values[k]`` and all it continues are accepted). It may depend on ``values[k]``: give trees only where
+    verification is exact for any values. None: a chain, in which each item continues the one before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specflow.errors import BackendContractError
-from specflow.trees import HISTORY, continuations, depths
+from specflow.trees import HISTORY, continuations, height
 from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft
 
 from .config import SamplingParams
@@ -186,8 +186,9 @@ class DecodingBackend:
             # Ids outside the vocabulary are rejected at verification; the model must not look them up.
             block = [token if 0 <= token < vocab else 0 for token in draft.values[:length]]
             blocks.append([row.token_ids[-1], *block])
-        if self._trees is not None and any(draft.parents is not None for draft in drafts):
-            return self._trees.forward_trees(blocks, [draft.parents for draft in drafts])
+        shapes = [_branching(draft, length) for draft, length in zip(drafts, admission.lengths, strict=True)]
+        if self._trees is not None and any(shape is not None for shape in shapes):
+            return self._trees.forward_trees(blocks, shapes)
         return self._target.forward(blocks)
 
     async def verify(
@@ -255,9 +256,9 @@ class DecodingBackend:
     def _verdict(self, index: int, best: list[list[int]]) -> AcceptPrefix[int]:
         row, draft, length = self.rows[index], self._drafts[index], self._admission.lengths[index]
         tokens = draft.values[:length]
-        if row.sampler.is_trivial and draft.parents is None:
-            return verify_greedy(best[index][: length + 1], tokens)
-        if row.sampler.is_trivial and draft.parents is not None:
+        if row.sampler.is_trivial:
+            if draft.parents is None:
+                return verify_greedy(best[index][: length + 1], tokens)
             return verify_tree(lambda node, _: best[index][node + 1], tokens, draft.parents[:length])
         output = self._output
         logits = output.logits[index, : length + 1] if output is not None else torch.empty(0)
@@ -284,14 +285,13 @@ class DecodingBackend:
         if output is not None and row.params.logprobs is not None:
             rows = output.logits[index, :kept] if in_order else output.logits[index, places]
             logprobs = top_logprobs(rows, tokens, row.params.logprobs)
+        if self._trees is not None and not in_order:
+            self._trees.arrange(index, places)
         if output is not None and output.features is not None:
             row.features.append(output.features[index, :kept] if in_order else output.features[index, places])
         self._marks[index] = None
         row.token_ids.extend(tokens)
-        if in_order or self._trees is None:
-            self._target.keep(index, kept)
-        else:
-            self._trees.keep_path(index, places)
+        self._target.keep(index, kept)
         row.logprobs.extend(logprobs)
         slot_forwards = None if output is None else output.slot_forwards
         row.metrics.add_counts(
@@ -299,15 +299,10 @@ class DecodingBackend:
             admitted=self._admission.lengths[index],
             accepted=min(verdict.num_accepted, kept),
             emitted=kept,
-            reached=self._reach(index),
+            reached=None if draft.parents is None else height(draft.parents[: self._admission.lengths[index]]),
             forwards=1 if slot_forwards is None else slot_forwards[index],
         )
         return tokens
-
-    def _reach(self, index: int) -> int:
-        """Places of a row's draft at which something was verified."""
-        draft, length = self._drafts[index], self._admission.lengths[index]
-        return length if draft.parents is None else max(depths(draft.parents[:length]), default=-1) + 1
 
     def _rewind(self, index: int) -> None:
         """Take a row back to the top of the round, unless it was committed."""
@@ -332,6 +327,12 @@ class DecodingBackend:
         if self._drafter is not None:
             held.update(self._drafter.state_bytes())
         return held
+
+
+def _branching(draft: Draft[int], length: int) -> Sequence[int] | None:
+    """The shape of a draft's first items; None where they are a chain."""
+    shape = _parents(draft, length)
+    return None if list(shape) == list(range(HISTORY, length - 1)) else shape
 
 
 def _parents(draft: Draft[int], length: int) -> Sequence[int]:

@@ -188,13 +188,14 @@ class Speculation:
 
     drafter: Any = "ngram"
     """None, a name (``"ngram"``), the folder of a trained drafter, the path or id of a smaller model, several of these
-    joined by ``+`` (``"ngram+my-drafter"`` takes the more promising draft each time; the cheapest comes first), a
+    joined by ``+`` (``"ngram+my-drafter"`` takes the more promising draft each time, or both; the cheapest first), a
     loaded ``PreTrainedModel``, or any object that implements :class:`specflow_llm.drafters.Drafter`."""
     max_draft_tokens: int = 8
     """Most tokens drafted per request and round, all alternatives counted; 0 is plain decoding."""
     tree: bool = True
     """Let drafters that can do so propose several alternatives for the same place, which are verified together. Happens
-    for requests that are verified by matching (greedy and coupled ones), on targets that keep keys and values."""
+    for requests that are verified by matching (greedy and coupled ones), on targets that keep keys and values, under
+    any policy but ``"pid"``."""
     policy: Any = "adaptive"
     """``"adaptive"`` (chooses lengths by measured cost and live acceptance, zero included), ``"fixed"``,
     ``"cost_scheduled"`` (times rounds when the model is loaded, then executes what pays by the drafter's confidence),

@@ -224,8 +224,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._require_written(row, count)
         self.lengths[row] += count
 
-    def advance_path(self, row: int, offsets: Sequence[int], device: torch.device) -> None:
-        """Commit some positions of the row's last block, in this order; they move next to each other.
+    def arrange(self, row: int, offsets: Sequence[int], device: torch.device) -> None:
+        """Put some positions of the row's last block first, in this order, so that :meth:`advance` can commit them.
+
+        Committed positions stay as they are; what else the block wrote may be lost.
 
         Args:
             row: which row.
@@ -243,7 +245,6 @@ class SlotCache(Cache):  # type: ignore[misc]
             places = torch.tensor([offset - kept for offset in offsets[kept:]]).to(device, non_blocking=True)
             for layer in self.layers:
                 layer.gather(row, self.lengths[row] + kept, places)
-        self.lengths[row] += len(offsets)
 
     def _require_written(self, row: int, count: int) -> None:
         self._require_row(row)

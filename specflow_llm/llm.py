@@ -137,7 +137,8 @@ class LLM:
             feature_layers=() if drafter is None else drafter.feature_layers,
             check=check_model,
             prefill_chunk=prefill_chunk,
-            trees=speculation is not None and speculation.tree and _branches(drafter),
+            trees=_tree(speculation) and isinstance(drafter, BranchingDrafter) and drafter.branches,
+            notify=notify,
         )
         self._policy = _build_policy(speculation, target, drafter, max_batch_size, notify)
         self.engine = Engine(
@@ -148,7 +149,7 @@ class LLM:
                 eos_token_ids=_eos_token_ids(loaded.model, loaded.tokenizer),
                 verification="auto" if speculation is None else speculation.verification,
                 max_batch_size=max_batch_size,
-                tree=speculation is not None and speculation.tree,
+                tree=_tree(speculation),
             ),
             tokenizer=loaded.tokenizer,
             encode=None if loaded.tokenizer is None else self._encode_plain,
@@ -345,8 +346,11 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-def _branches(drafter: Drafter | None) -> bool:
-    return isinstance(drafter, BranchingDrafter) and drafter.branches
+def _tree(speculation: Speculation | None) -> bool:
+    """Whether drafts may branch. PID judges one item after another by a threshold that no alternative reaches."""
+    if speculation is None or speculation.policy == "pid" or isinstance(speculation.policy, PID):
+        return False
+    return speculation.tree
 
 
 def _build_policy(

@@ -554,14 +554,14 @@ class RowSampler:
             drafted: the tokens that these choices follow.
             count: how many.
             vocabulary: [Vd] int64 ids that the columns of ``logits`` stand for; all others are impossible.
-            noise: [Vd] or [V] what :meth:`draft_noise` gave for this position, where it was asked before.
+            noise: what :meth:`draft_noise` gave for this position and vocabulary, where it was asked before.
 
         Returns:
             (token ids, shares that sum to at most 1), the best first.
         """
         if vocabulary is not None and not self._treats_ids_alike:
             logits = logits.new_full((self._vocab_size,), -math.inf).index_copy_(0, vocabulary, logits)
-            vocabulary, noise = None, None
+            vocabulary = None
         scores = self.scores(logits[None], history, drafted, len(drafted), for_draft=True)[0]
         if noise is None:
             noise = self.draft_noise(len(history) + len(drafted), scores.device, vocabulary)
@@ -575,10 +575,14 @@ class RowSampler:
     def draft_noise(
         self, position: int, device: torch.device, vocabulary: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """The noise of the coupled rule at a position, for these ids ([Vd]) or all ([V]); None for greedy requests."""
+        """The noise of the coupled rule at a position; None for greedy requests.
+
+        For these ids ([Vd]), or for all ([V]) where the request does something to single ids.
+        """
         if self._rule != "coupled":
             return None
-        return gumbel_rows(self._seed, (position,), self._vocab_size, device, ids=vocabulary)[0]
+        ids = vocabulary if self._treats_ids_alike else None
+        return gumbel_rows(self._seed, (position,), self._vocab_size, device, ids=ids)[0]
 
     def _constrained(
         self, logits: torch.Tensor, history: Sequence[int], block: Sequence[int], start: int

@@ -36,6 +36,7 @@ def build_target(
     check: bool = True,
     prefill_chunk: int,
     trees: bool = False,
+    notify: Callable[[str], None] = lambda _message: None,
 ) -> Target:
     """The fitting target for a model, checked.
 
@@ -46,6 +47,7 @@ def build_target(
         check: compare it with itself.
         prefill_chunk: prompt tokens per forward.
         trees: drafts may branch. A model that turns out to run only chains exactly gets only chains.
+        notify: told so.
 
     Raises:
         UnsupportedModelError: its logits through this library's state differ from its plain logits.
@@ -61,9 +63,7 @@ def build_target(
         return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk, one_by_one=True)
 
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT)
-    branching = trees and architecture.state_kind is StateKind.SLOTS
-    if branching and check:
-        branching = _runs_trees(model, architecture, tolerance)
+    branching = trees and _may_branch(model, architecture, tolerance if check else math.inf, notify)
     candidates = [slots] if architecture.state_kind is StateKind.SLOTS else [recurrent, one_by_one]
     if not check:
         return candidates[0](prefill_chunk, feature_layers)
@@ -125,13 +125,24 @@ def largest_difference(
     return worst
 
 
-def _runs_trees(model: PreTrainedModel, architecture: Architecture, tolerance: float) -> bool:
+def _may_branch(
+    model: PreTrainedModel, architecture: Architecture, tolerance: float, notify: Callable[[str], None]
+) -> bool:
+    """Whether blocks may branch; an infinite tolerance takes it on trust."""
+    if architecture.state_kind is not StateKind.SLOTS or tolerance == math.inf:
+        return architecture.state_kind is StateKind.SLOTS
     try:
-        return tree_difference(model, architecture, SlotTarget(model, architecture)) <= tolerance
+        worst = tree_difference(model, architecture, SlotTarget(model, architecture))
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # noqa: BLE001 - why a model fails on chains, too, is said when it is run on them
-        return False
+    except Exception as error:  # noqa: BLE001 - a model may fail in any way on a cache that is not its own
+        problem = f"it cannot run a block that branches ({type(error).__name__}: {error})"
+    else:
+        if worst <= tolerance:
+            return True
+        problem = f"its logits over a block that branches are {worst:.3g} standard deviations away from its plain ones"
+    notify(f"drafts for {architecture.name} will not branch: {problem}")
+    return False
 
 
 def tree_difference(model: PreTrainedModel, architecture: Architecture, target: TreeTarget) -> float:
@@ -148,7 +159,8 @@ def tree_difference(model: PreTrainedModel, architecture: Architecture, target: 
     # Two branches of two tokens; the second is kept, so that what it wrote has to move.
     block = [prompt[-1], left[0], right[0], left[1], right[1]]
     found = target.forward_trees([block], [[-1, -1, 0, 1]]).logits[0].float()
-    target.keep_path(0, [0, 2, 4])
+    target.arrange(0, [0, 2, 4])
+    target.keep(0, 3)
     then = target.forward([after]).logits[0].float()
     first, second = _plain_logits(model, [*prompt, *left]), _plain_logits(model, [*prompt, *right, *after])
     pairs = [(found[[0, 1, 3]], first[2:5]), (found[[0, 2, 4]], second[2:5]), (then, second[5:7])]

@@ -96,8 +96,13 @@ class TreeTarget(Target, Protocol):
         """
         ...
 
-    def keep_path(self, slot: int, offsets: Sequence[int]) -> None:
-        """Commit some items of the slot's last block, each following the one before; item 0 is the anchor."""
+    def arrange(self, slot: int, offsets: Sequence[int]) -> None:
+        """Put some items of the slot's last block first, each following the one before, for :meth:`Target.keep`.
+
+        Args:
+            slot: which slot.
+            offsets: the items, the anchor (0) first.
+        """
         ...
 
 
@@ -251,9 +256,9 @@ class SlotTarget:
         """See :class:`Target`."""
         self._cache.advance(slot, count)
 
-    def keep_path(self, slot: int, offsets: Sequence[int]) -> None:
+    def arrange(self, slot: int, offsets: Sequence[int]) -> None:
         """See :class:`TreeTarget`."""
-        self._cache.advance_path(slot, offsets, self._device)
+        self._cache.arrange(slot, offsets, self._device)
 
     def close(self, slot: int) -> None:
         """See :class:`Target`."""

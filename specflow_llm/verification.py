@@ -6,14 +6,13 @@ drafted tokens are accepted, and what a rule must know about the draft.
 - *greedy*: a token stays while it is the target's most probable one.
 - *sequential* (sample and match): the target draws its own token at each position, and a drafted token stays while the
   two agree. With noise keyed by position this is the *coupled* rule: the emitted tokens are then the same as without
-  any draft.
+  any draft. A draft that branches is checked the same way, each token followed by whichever alternative the target
+  chose (*tree*).
 - *token* (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", Algorithm 1; Chen et al.
   2023, "Accelerating large language model decoding with speculative sampling", Algorithm 2): accept with the ratio of
   target to draft probability. Needs the probabilities the tokens were drawn from.
 - *block* (Sun et al. 2024, "Block verification accelerates speculative decoding", Algorithm 2): tests prefixes instead
   of tokens, and never accepts fewer on average. Needs the same probabilities.
-  A draft that branches is checked the same way, each token followed by whichever alternative the target chose
-  (*tree*); the law is the target's own at every step, so any way of choosing the alternatives is exact.
 - *one_hot*: the token rule for a draft that is certain. Exact for any way of choosing the tokens.
 
 Shapes: ``K`` drafted tokens, ``V`` vocabulary size. Row k of ``target_probs`` [K + 1, V] is the target's law after k
@@ -30,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specflow.trees import HISTORY, continuations
+from specflow.trees import HISTORY, continuations, depths
 from specflow.types import AcceptPrefix
 
 from .sampling import ACCEPT, RESIDUAL, RowSampler, gumbel_noise, gumbel_rows, lane, race, uniform
@@ -400,13 +399,18 @@ def verify_row_tree(
         parents: of each, as in :attr:`specflow.types.Draft.parents`.
     """
     law = sampler.scores if sampler.is_greedy else sampler.log_probs
-    # Laws that need no history are those of all rows at once; others are worked out along the path only.
-    rows = law(logits, history) if sampler.is_pointwise and sampler.is_greedy else None
+    if sampler.is_pointwise and (sampler.is_greedy or logits.device.type != "cpu"):
+        # As for chains: all rows at once, one read-back. Noise is costly on CPUs, so there it is made along the path.
+        rows = law(logits, history)
+        if not sampler.is_greedy:
+            positions = [len(history), *[len(history) + depth + 1 for depth in depths(parents)]]
+            rows = rows + gumbel_rows(sampler.seed, positions, rows.shape[-1], rows.device)
+        best = rows.argmax(-1).tolist()
+        return verify_tree(lambda node, _: best[node + 1], draft_ids, parents)
 
     def next_token(node: int, ids: Sequence[int]) -> int:
         row = node + 1
-        known = law(logits[row : row + 1], history, ids, len(ids))[0] if rows is None else rows[row]
-        return sampler.choose(known, len(history) + len(ids))
+        return sampler.choose(law(logits[row : row + 1], history, ids, len(ids))[0], len(history) + len(ids))
 
     return verify_tree(next_token, draft_ids, parents)
 

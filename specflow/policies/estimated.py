@@ -183,12 +183,6 @@ class _CorrectedFrontier(Frontier):
     def depth(self, index: int) -> int:
         return self._inner.depth(index)
 
-    def conditional(self, index: int) -> float | None:
-        claim = self._inner.conditional(index)
-        if claim is None:
-            return None
-        return min(1.0, claim * self._calibration.ratio(self._profiles[index], self._place(index)))
-
     def _place(self, index: int) -> int:
         return min(self._inner.depth(index), len(self._calibration.pool.claims) - 1)
 

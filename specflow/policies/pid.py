@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..admission import Frontier
 from ..errors import InvalidSettingError
-from ..trees import fate
 from ..types import ChainId, ChainView, RoundReport
 from .costs import CostTable
 from .odds import binomial_tail
@@ -165,8 +164,11 @@ class PID:
     def admit(self, frontier: Frontier) -> None:
         """Each draft up to its first item whose claimed acceptance is below the threshold."""
         for index in range(len(frontier)):
-            while frontier.survival(index) and (frontier.conditional(index) or 0.0) >= self._threshold:
+            before = 1.0
+            survival = frontier.survival(index)
+            while survival is not None and survival > 0.0 and survival >= self._threshold * before:
                 frontier.admit(index)
+                before, survival = survival, frontier.survival(index)
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a finished round, and move when enough items were emitted."""
@@ -176,8 +178,7 @@ class PID:
         for index, chain_id in enumerate(report.chain_ids):
             self._pause(chain_id).observe(report, index, self._max_fruitless, self._cooldown)
             if report.admitted[index]:
-                known = fate(report, index)
-                self._since.drafts.append((known.accepted, known.admitted))
+                self._since.drafts.append((report.accepted[index], report.admitted[index]))
         emitted = sum(report.emitted)
         self._since.emitted += emitted
         if any(report.limits):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from specflow.types import RoundReport
 
 from ..config import SamplingParams, Speculation
+from ..drafters import BUILTIN_DRAFTERS
 from ..hub import LoadedModel, load_model
 from ..llm import LLM
 from ..metrics import RequestMetrics
@@ -240,9 +241,13 @@ def _ours(
 ) -> list[Candidate]:
     speculations: dict[str, Speculation | None] = {"plain": None}
     for drafter in settings.drafters:
-        speculations[drafter] = Speculation(
-            drafter=drafter, max_draft_tokens=settings.draft_tokens, policy=settings.policy
-        )
+        for tree in (True, False) if settings.tree == "both" else (settings.tree == "on",):
+            if settings.tree == "both" and not tree and drafter in BUILTIN_DRAFTERS:
+                continue
+            label = drafter if tree or settings.tree == "off" else f"{drafter}, chains"
+            speculations[label] = Speculation(
+                drafter=drafter, max_draft_tokens=settings.draft_tokens, tree=tree, policy=settings.policy
+            )
     if not settings.ablations and "packed" in models:
         models = {"packed": models["packed"]}
     rows: list[Candidate] = []

@@ -38,6 +38,7 @@ def bench_command(  # noqa: PLR0913 - one argument per option
     repeats: Annotated[int, typer.Option(help="Timed runs of each candidate on each prompt; the median counts.")] = 1,
     drafter: Annotated[str, typer.Option(help="Drafters of ours, separated by commas: names, paths or ids.")] = "ngram",
     draft_tokens: Annotated[int, typer.Option(help="Most tokens drafted per round.")] = BenchSettings().draft_tokens,
+    tree: Annotated[str, typer.Option(help="Whether drafts may branch: on, off or both.")] = "on",
     policy: Annotated[str, typer.Option(help="adaptive, fixed, cost_scheduled or pid.")] = "adaptive",
     baselines: Annotated[
         str, typer.Option(help=f"What to compare with, separated by commas: {', '.join(BASELINES)}.")
@@ -73,6 +74,7 @@ def bench_command(  # noqa: PLR0913 - one argument per option
         repeats=repeats,
         drafters=_words(drafter),
         draft_tokens=draft_tokens,
+        tree=tree,
         policy=policy,
         baselines=names,
         lookup_tokens=_numbers(lookup_tokens),

@@ -12,6 +12,8 @@ from ..hub import DEMO_MODEL
 BASELINES = ("generate", "prompt-lookup", "assisted", "generate-again")
 """What can be compared with. ``generate`` is the reference and always runs; ``generate-again`` is the same once more,
 which shows how far two equal things differ on this machine."""
+TREES = ("on", "off", "both")
+"""Whether drafts may branch."""
 
 _QUICK_CATEGORIES = 3
 _QUICK_TOKENS = 32
@@ -37,6 +39,9 @@ class BenchSettings:
     drafters: tuple[str, ...] = ("ngram",)
     """Built-in names, paths or ids, as :class:`~specflow_llm.config.Speculation` takes them."""
     draft_tokens: int = Speculation().max_draft_tokens
+    tree: str = "on"
+    """Whether drafts may branch, for drafters that do so: ``on``, ``off``, or ``both`` for a row of each. Built-in
+    drafters do not branch and get one row."""
     policy: str = Speculation().policy
     baselines: tuple[str, ...] = ("generate", "prompt-lookup")
     lookup_tokens: tuple[int, ...] = (3, 5, 10)
@@ -61,6 +66,7 @@ class BenchSettings:
         for name in ("max_categories", "threads"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "an integer >= 1, or None")
+        require(self.tree in TREES, "tree", self.tree, f"one of {', '.join(TREES)}")
         unknown = sorted(set(self.baselines) - set(BASELINES))
         require(not unknown, "baselines", self.baselines, f"names among {', '.join(BASELINES)}")
         require(all(size >= 1 for size in self.lookup_tokens), "lookup_tokens", self.lookup_tokens, "integers >= 1")

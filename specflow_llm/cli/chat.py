@@ -153,6 +153,7 @@ def chat(  # noqa: PLR0913 - one argument per option
     threads: options.Threads = None,
     drafter: options.Drafter = "ngram",
     draft_tokens: options.DraftTokens = 8,
+    tree: options.Tree = True,
     policy: options.Policy = "adaptive",
     verification: options.VerificationRule = "auto",
     max_tokens: options.MaxTokens = 512,
@@ -181,7 +182,7 @@ def chat(  # noqa: PLR0913 - one argument per option
         dtype=dtype,
         device=device,
         threads=threads,
-        speculation=speculation(drafter, draft_tokens, policy, verification),
+        speculation=speculation(drafter, draft_tokens, policy, verification, tree=tree),
         max_batch_size=1,
     )
     from .session import has_chat_template, open_llm  # noqa: PLC0415 - loads torch

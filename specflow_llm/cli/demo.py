@@ -164,7 +164,7 @@ def comparison(report: DemoReport) -> Any:
 def round_table(reports: Sequence[RoundReport], count: int) -> Any:
     """What happened in the first rounds with a draft: how sure the drafter was, how much was verified and accepted."""
     table = plain_table(
-        "round", "drafted", "verified", "accepted", "confidence (survival) by position", right=("round",)
+        "round", "drafted", "verified", "accepted", "confidence (survival), best first", right=("round",)
     )
     drafted = [report for report in reports if report.drafted[0]]
     for report in drafted[:count]:

@@ -58,6 +58,9 @@ def evaluate(  # noqa: PLR0913 - one argument per option
     limit: Limit = None,
     max_tokens: options.MaxTokens = 128,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per round; all are verified.")] = 8,
+    tree_tokens: Annotated[
+        int, typer.Option(min=0, help="Also count rounds whose drafts may branch, with so many tokens; 0: do not.")
+    ] = 15,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
@@ -97,6 +100,7 @@ def evaluate(  # noqa: PLR0913 - one argument per option
             limit=limit,
             max_tokens=max_tokens,
             draft_tokens=draft_tokens,
+            tree_tokens=tree_tokens,
             batch_size=batch_size,
             speed=speed,
             speed_per_category=speed_per_category,

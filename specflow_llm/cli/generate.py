@@ -39,6 +39,7 @@ def generate(  # noqa: PLR0913 - one argument per option
     threads: options.Threads = None,
     drafter: options.Drafter = "ngram",
     draft_tokens: options.DraftTokens = 8,
+    tree: options.Tree = True,
     policy: options.Policy = "adaptive",
     verification: options.VerificationRule = "auto",
     max_tokens: options.MaxTokens = 256,
@@ -72,7 +73,7 @@ def generate(  # noqa: PLR0913 - one argument per option
         dtype=dtype,
         device=device,
         threads=threads,
-        speculation=speculation(drafter, draft_tokens, policy, verification),
+        speculation=speculation(drafter, draft_tokens, policy, verification, tree=tree),
     )
     from .session import as_prompts, completion_data, environment, open_llm  # noqa: PLC0415 - loads torch
 

@@ -38,6 +38,12 @@ Drafter = Annotated[
 DraftTokens = Annotated[
     int, typer.Option(help="Most tokens drafted per round; 0 decodes plainly.", rich_help_panel=_SPECULATION)
 ]
+Tree = Annotated[
+    bool,
+    typer.Option(
+        "--tree/--chains", help="Let drafts branch where drafter and model can.", rich_help_panel=_SPECULATION
+    ),
+]
 Policy = Annotated[
     str,
     typer.Option(
@@ -94,7 +100,9 @@ class ModelChoice:
     max_batch_size: int = 32
 
 
-def speculation(drafter: str, draft_tokens: int, policy: str, verification: str) -> Speculation | None:
+def speculation(
+    drafter: str, draft_tokens: int, policy: str, verification: str, *, tree: bool = True
+) -> Speculation | None:
     """The setting that the options ask for; None where nothing is drafted.
 
     Raises:
@@ -104,6 +112,7 @@ def speculation(drafter: str, draft_tokens: int, policy: str, verification: str)
     setting = Speculation(
         drafter=None if drafter == "none" else drafter,
         max_draft_tokens=draft_tokens,
+        tree=tree,
         policy=policy,
         verification=rule,
     )

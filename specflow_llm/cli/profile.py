@@ -18,6 +18,7 @@ def profile(  # noqa: PLR0913 - one argument per option
     model: options.Model = None,
     drafter: options.Drafter = "ngram",
     draft_tokens: options.DraftTokens = 8,
+    tree: options.Tree = True,
     batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,2,4,8,16",
     context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt while measuring.")] = 128,
     temperature: options.Temperature = 0.0,
@@ -33,7 +34,11 @@ def profile(  # noqa: PLR0913 - one argument per option
 
     batches = numbers(batch, "--batch")
     notes = console(stderr=True)
-    setting = None if drafter == "none" else Speculation(drafter=drafter, policy="fixed", max_draft_tokens=draft_tokens)
+    setting = (
+        None
+        if drafter == "none"
+        else Speculation(drafter=drafter, policy="fixed", max_draft_tokens=draft_tokens, tree=tree)
+    )
     llm = open_llm(
         options.ModelChoice(model=model, dtype=dtype, device=device, threads=threads, speculation=setting), notes
     )

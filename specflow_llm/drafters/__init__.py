@@ -18,7 +18,7 @@ from ..dspark.checkpoint import is_drafter
 from ..dspark.layouts import file_layout
 from ..errors import DrafterError, ModelNotFoundError
 from ..hub import load_model
-from .base import Drafter, DrafterBase, DraftRequest, Proposal, RowId
+from .base import BranchingDrafter, Drafter, DrafterBase, DraftRequest, Proposal, RowId
 from .combined import CombinedDrafter
 from .conv import ConvConfig, ConvDrafter, ConvModel
 from .conv_checkpoint import is_conv as _is_conv
@@ -153,6 +153,7 @@ def _check_tokenizers(name: str, draft_tokenizer: Any, target_tokenizer: Any) ->
 
 __all__ = [
     "BUILTIN_DRAFTERS",
+    "BranchingDrafter",
     "CombinedDrafter",
     "ConvConfig",
     "ConvDrafter",

@@ -46,7 +46,7 @@ class Proposal:
     lookup); they are verified by a rule that is exact for any way of choosing."""
     survival: Sequence[float] | None = None
     """``survival[k]`` estimates P(tokens 0..k all accepted); computable before token k is drawn. In a tree, P(token k
-    and all it continues are accepted)."""
+    and all it continues are accepted), which may well depend on token k."""
     parents: Sequence[int] | None = None
     """Only where :attr:`DraftRequest.may_branch` allows it: ``parents[k]`` is the token that token k continues, one
     before it, or -1 for the anchor. The most promising first: policies execute a prefix. None: a chain."""

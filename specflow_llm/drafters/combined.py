@@ -36,7 +36,7 @@ _FLOAT_BYTES = 32
 
 
 class CombinedDrafter(DrafterBase):
-    """Asks several drafters, the cheapest first, and takes the most promising draft for each request.
+    """Asks several drafters, the cheapest first, and takes the most promising draft for each request, or all of them.
 
     A draft is worth the number of its tokens that are expected to be accepted, by its own survival estimates corrected
     by how often this drafter's claims came true, for this request and in general
@@ -52,8 +52,8 @@ class CombinedDrafter(DrafterBase):
 
     ``gives_probs`` holds if it holds for one of the drafters, and nothing is lost by that: a looked-up token is
     accepted with its probability under the target, by the one-hot rule as well as by matching, while a sampled one is
-    accepted more often by block verification. A request without a seed then follows the target's law instead of
-    repeating the plain run; seeded requests repeat it in any case.
+    accepted more often by block verification. Where drafts are chains, a request without a seed then follows the
+    target's law instead of repeating the plain run; seeded requests repeat it in any case.
 
     Args:
         drafters: two or more, the cheapest first. The first one is always asked.
@@ -78,13 +78,13 @@ class CombinedDrafter(DrafterBase):
             raise InvalidSettingError("probe_every", probe_every, "an integer >= 1")
         self.feature_layers = sorted({layer for drafter in drafters for layer in drafter.feature_layers})
         self.gives_probs = any(drafter.gives_probs for drafter in drafters)
-        self.branches = any(isinstance(drafter, BranchingDrafter) and drafter.branches for drafter in drafters)
         self._name = "+".join(drafter.name for drafter in drafters)
         self._probe_every = probe_every
         self._sources = [
             _Source(drafter, cost, _columns(drafter.feature_layers, self.feature_layers), len(self.feature_layers))
             for drafter, cost in zip(drafters, costs, strict=True)
         ]
+        self.branches = any(source.branches for source in self._sources)
         self._rows: dict[RowId, _Row] = {}
         self._chosen: Counter[str] = Counter()
 
@@ -149,11 +149,8 @@ class CombinedDrafter(DrafterBase):
         source, row = self._sources[number], case.row
         if number == 0 or source.cost == 0.0 or row.unscored[number] >= self._probe_every:
             return True
-        best = max(case.offers, key=lambda offer: offer.value, default=None)
-        usual = source.usual_value(row.profiles[number], case.request.limit)
-        if best is None:
-            return source.cost < usual
-        together = usual
+        best = max(case.offers, key=lambda offer: offer.value)  # the first drafter's at least
+        together = usual = source.usual_value(row.profiles[number], case.request.limit)
         if case.request.may_branch and best.survival:
             together = max(usual, best.value + (1.0 - best.survival[0]) * usual)
         return (1.0 + best.value) * (1.0 + source.cost) < 1.0 + together
@@ -193,8 +190,8 @@ class CombinedDrafter(DrafterBase):
         row.unscored = [0 if number in scored else rounds + 1 for number, rounds in enumerate(row.unscored)]
         if not best.proposal.token_ids:
             return NOTHING
-        drafts = [offer for offer in case.offers if offer.proposal.token_ids]
-        if request.may_branch and len(drafts) > 1:
+        if request.may_branch:
+            drafts = [offer for offer in case.offers if offer.proposal.token_ids]
             self._chosen.update(self._sources[offer.source].drafter.name for offer in drafts)
             return merged([replace(offer.proposal, survival=offer.survival) for offer in drafts], request.limit)
         self._chosen[self._sources[best.source].drafter.name] += 1
@@ -220,9 +217,17 @@ class _Source:
     reach: int = 0
     """Longest draft that was scored; 0 before the first."""
 
+    @property
+    def branches(self) -> bool:
+        """Whether its proposals may be trees."""
+        return isinstance(self.drafter, BranchingDrafter) and self.drafter.branches
+
     def ask(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         """Its proposals, one per request."""
-        shown = [replace(request, features=self.features(request.features)) for request in requests]
+        shown = [
+            replace(request, features=self.features(request.features), may_branch=request.may_branch and self.branches)
+            for request in requests
+        ]
         proposals = self.drafter.propose(shown)
         if len(proposals) != len(requests):
             raise BackendContractError(

@@ -29,11 +29,10 @@ from ..errors import DrafterError
 from ..kv_cache import SlotCache
 from ..packing import can_pack, pack_linears, weight_bytes
 from .base import DrafterBase, DraftRequest, Proposal, RowId
-from .growing import ALTERNATIVES, GrowingTree, Tip
+from .growing import ALTERNATIVES, LEAST_SURVIVAL, GrowingTree, Tip
 from .slots import SlotOrder, runs
 from .survival import HitTable, confidence_bucket, confidence_prior
 
-_LEAST_SURVIVAL = 1e-6
 _TRUST = 0.9
 """What a drafted alternative's probability is worth: the shipped drafter's came true so often (docs/log.md)."""
 
@@ -314,20 +313,25 @@ class DSparkDrafter(DrafterBase):
         logits: torch.Tensor,
     ) -> list[tuple[list[int], list[float]]]:
         """For every tip the likeliest next tokens and their shares; requests are those of the tips, logits [N, Vd]."""
-        if all(request.sampler.is_trivial for request in requests):
-            best = logits.topk(min(ALTERNATIVES, logits.shape[-1]), dim=-1)
-            shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
+        options: list[tuple[list[int], list[float]]] = [([], [])] * len(tips)
+        greedy = [place for place, request in enumerate(requests) if request.sampler.is_trivial]
+        if greedy:
+            rows = logits if len(greedy) == len(tips) else logits[greedy]
+            best = rows.topk(min(ALTERNATIVES, rows.shape[-1]), dim=-1)
+            shares = (best.values - rows.logsumexp(-1, keepdim=True)).exp().tolist()
             tokens = (best.indices if self._ids is None else self._ids[best.indices]).tolist()
-            return list(zip(tokens, shares, strict=True))
+            for place, found in zip(greedy, zip(tokens, shares, strict=True), strict=True):
+                options[place] = found
         noises: dict[int, torch.Tensor | None] = {}
-        options = []
-        for request, tip, row in zip(requests, tips, logits, strict=True):
+        for place, (request, tip) in enumerate(zip(requests, tips, strict=True)):
+            if request.sampler.is_trivial:
+                continue
             if tip.tree not in noises:
                 position = len(request.token_ids) + slot
-                noises[tip.tree] = request.sampler.draft_noise(position, row.device, self._ids)
+                noises[tip.tree] = request.sampler.draft_noise(position, logits.device, self._ids)
             drafted = trees[tip.tree].path(tip.item)
-            options.append(
-                request.sampler.alternatives(row, request.token_ids, drafted, ALTERNATIVES, self._ids, noises[tip.tree])
+            options[place] = request.sampler.alternatives(
+                logits[place], request.token_ids, drafted, ALTERNATIVES, self._ids, noises[tip.tree]
             )
         return options
 
@@ -427,7 +431,7 @@ class _Draft:
         """Extend the survival by the next token's acceptance probability, before that token is chosen."""
         if len(self.survival) < self.limit:
             before = self.survival[-1] if self.survival else 1.0
-            self.survival.append(max(_LEAST_SURVIVAL, before * rate))
+            self.survival.append(max(LEAST_SURVIVAL, before * rate))
 
     def proposal(self) -> Proposal:
         """The finished draft."""

@@ -45,6 +45,7 @@ class GrowingTree:
         self.survival: list[float] = []
         self._depths: list[int] = []
         self._limit = limit
+        self._floor = 0.0
 
     def extend(self, item: int, depth: int, tokens: Sequence[int], rates: Sequence[float]) -> None:
         """Add alternatives that continue an item.
@@ -52,19 +53,25 @@ class GrowingTree:
         Args:
             item: which, or the history.
             depth: of the new items.
-            tokens: the alternatives, the likeliest first.
+            tokens: the alternatives, the likeliest first. Those that cannot be among the best any more are left out.
             rates: of each, the probability that it is right if the item is.
         """
         before = 1.0 if item == HISTORY else self.survival[item]
         for token, rate in zip(tokens, rates, strict=True):
+            survival = max(LEAST_SURVIVAL, before * rate)
+            if survival <= self._floor:
+                break
             self.tokens.append(token)
             self.parents.append(item)
-            self.survival.append(max(LEAST_SURVIVAL, before * rate))
+            self.survival.append(survival)
             self._depths.append(depth)
 
     def tips(self, tree: int, depth: int) -> list[Tip]:
         """The items of a depth that are among the best so far: no other can have a continuation that ends up there."""
-        return [Tip(tree, item, self.tokens[item]) for item in sorted(self._best()) if self._depths[item] == depth]
+        best = self._best()
+        if len(best) == self._limit:
+            self._floor = self.survival[best[-1]]
+        return [Tip(tree, item, self.tokens[item]) for item in sorted(best) if self._depths[item] == depth]
 
     def path(self, item: int) -> list[int]:
         """The tokens from the history up to an item, its own included."""

@@ -47,7 +47,11 @@ def lengths(results: Sequence[DrafterResult]) -> Table:
     table = _table(
         "Accepted length (tokens emitted per round, correction or bonus token included)", "drafter", "T", "rule"
     )
-    for name in ("mean of categories", "95% interval", "all rounds", "whole rounds", "rounds", "cut", "DU"):
+    names = ["mean of categories", "95% interval", "all rounds", "whole rounds", "rounds", "cut", "DU"]
+    trees = [result.tree for result in results if result.tree is not None]
+    if trees:
+        names += [f"trees of {trees[0].tokens}", "95% interval"]
+    for name in names:
         table.add_column(name, justify="right")
     for result in results:
         counts = result.acceptance
@@ -55,17 +59,30 @@ def lengths(results: Sequence[DrafterResult]) -> Table:
             *_who(result),
             result.rule,
             f"{result.macro_accepted_length:.3f}",
-            # One request per category leaves nothing to draw anew.
-            f"{result.macro_interval[0]:.2f}-{result.macro_interval[1]:.2f}"
-            if counts.requests > len(result.categories)
-            else "",
+            _interval(result, result.macro_interval),
             f"{counts.mean_accepted_length:.3f}",
             f"{counts.mean_accepted_length_whole:.3f}" if counts.whole_rounds else "-",
             str(counts.rounds),
             str(counts.cut_rounds),
             format_percent(counts.accepted / counts.drafted) if counts.drafted else "-",
+            *_of_tree(result, shown=bool(trees)),
         )
     return table
+
+
+def _interval(result: DrafterResult, interval: tuple[float, float]) -> str:
+    # One request per category leaves nothing to draw anew.
+    if result.acceptance.requests <= len(result.categories):
+        return ""
+    return f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def _of_tree(result: DrafterResult, *, shown: bool) -> tuple[str, ...]:
+    if not shown:
+        return ()
+    if result.tree is None:
+        return "", ""
+    return f"{result.tree.macro_accepted_length:.3f}", _interval(result, result.tree.macro_interval)
 
 
 def categories(results: Sequence[DrafterResult]) -> Table:
@@ -73,8 +90,15 @@ def categories(results: Sequence[DrafterResult]) -> Table:
     table = _table("Accepted length by category", "category")
     for result in results:
         table.add_column(f"{result.drafter} T={result.temperature:g}", justify="right")
+        if result.tree is not None:
+            table.add_column(f"trees T={result.temperature:g}", justify="right")
     for category in dict.fromkeys(name for result in results for name in result.categories):
-        table.add_row(category, *[f"{result.categories[category].mean_accepted_length:.2f}" for result in results])
+        cells: list[str] = []
+        for result in results:
+            cells.append(f"{result.categories[category].mean_accepted_length:.2f}")
+            if result.tree is not None:
+                cells.append(f"{result.tree.categories[category]:.2f}")
+        table.add_row(category, *cells)
     return table
 
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from specflow.policies import Fixed
 from specflow.types import RoundReport
 
+from ..architecture import inspect_model
 from ..calibration import CalibratedDrafter, CalibrationTable
 from ..config import SamplingParams, Speculation, Verification
-from ..drafters import Drafter
+from ..drafters import BranchingDrafter, Drafter
 from ..engine import Completion, Update
 from ..hub import LoadedModel
 from ..llm import LLM
 from ..records import RoundRecord
+from ..selfcheck import build_target
+from ..target import DEFAULT_PREFILL_CHUNK, TreeTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
     draft_tokens: int,
     batch_size: int,
     verification: Verification = "auto",
+    tree: bool = False,
     check_model: bool = True,
     on_token: Callable[[int], None] = lambda _count: None,
 ) -> Rollouts:
@@ -70,6 +74,7 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
         draft_tokens: asked for in every round.
         batch_size: requests decoded together.
         verification: see :func:`rule_for`.
+        tree: let drafts branch; the estimates of a round are then those of the tree's items, best first.
         check_model: see :class:`~specflow_llm.llm.LLM`.
         on_token: told how many tokens came with every update.
     """
@@ -80,8 +85,9 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
         speculation=Speculation(
             drafter=drafter,
             max_draft_tokens=draft_tokens,
+            tree=tree,
             policy=Fixed(draft_tokens),
-            verification=rule_for(drafter, verification),
+            verification=rule_for(drafter, verification, tree=tree),
         ),
         max_batch_size=batch_size,
         check_model=check_model,
@@ -118,15 +124,28 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
     return Rollouts(tuple(rounds), gives_survival, tuple(completions), table if corrects else None)
 
 
-def rule_for(drafter: Drafter, verification: Verification) -> Verification:
+def can_branch(loaded: LoadedModel, drafter: Drafter) -> bool:
+    """Whether this drafter's drafts may branch on this target, which is tried out."""
+    if not (isinstance(drafter, BranchingDrafter) and drafter.branches):
+        return False
+    target = build_target(loaded.model, inspect_model(loaded.model), prefill_chunk=DEFAULT_PREFILL_CHUNK, trees=True)
+    return isinstance(target, TreeTarget) and target.runs_trees
+
+
+def rule_for(drafter: Drafter, verification: Verification, *, tree: bool = False) -> Verification:
     """The acceptance rule of sampled requests.
 
-    Requests of a measurement are seeded, and ``auto`` would match seeded requests to the plain run. Most users do not
-    seed; they get block verification where the drafter gives probabilities, and that is measured.
+    Requests of a measurement are seeded, and ``auto`` would match seeded requests to the plain run. Requests without a
+    seed get block verification where the drafter gives probabilities and its drafts are chains, and that is measured.
+
+    Args:
+        drafter: the drafter.
+        verification: asked for.
+        tree: its drafts may branch.
     """
     if verification != "auto":
         return verification
-    return "block" if drafter.gives_probs else "coupled"
+    return "block" if drafter.gives_probs and not tree else "coupled"
 
 
 def _tokens(update: Update) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,11 +25,27 @@ from .acceptance import Acceptance, by_category, count, macro_interval
 from .confidence import Confidence, judge
 from .lineup import Entrant, line_up, short_name
 from .prompts import ChosenPrompts, choose_prompts
-from .rollouts import roll_out, rule_for
+from .rollouts import can_branch, roll_out, rule_for
 from .settings import EvaluationSettings
 from .speed import SpeedRow, measure_speed
 
 SCHEMA = "specflow-llm evaluate 1"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLengths:
+    """What the same drafter accepts where its drafts may branch. Requests are then matched to plain decoding."""
+
+    tokens: int
+    """Drafted and verified in every round."""
+    macro_accepted_length: float
+    macro_interval: tuple[float, float]
+    categories: Mapping[str, float]
+    """Mean accepted length of each."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "macro_interval": list(self.macro_interval)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,8 @@ class DrafterResult:
     """Of the file the rounds can be written to."""
     num_positions: int | None
     """Most tokens the drafter drafts at once, where it says so."""
+    tree: TreeLengths | None
+    """None where its drafts do not branch."""
 
     @property
     def label(self) -> str:
@@ -70,6 +89,7 @@ class DrafterResult:
             "acceptance": self.acceptance.as_dict(),
             "categories": {category: counts.as_dict() for category, counts in self.categories.items()},
             "confidence": None if self.confidence is None else self.confidence.as_dict(),
+            "tree": None if self.tree is None else self.tree.as_dict(),
         }
 
 
@@ -210,7 +230,8 @@ def _measure(
     *,
     first: bool,
 ) -> DrafterResult:
-    total = settings.max_tokens * len(prompts.prompts)
+    branches = settings.tree_tokens > 0 and can_branch(loaded, entrant.drafter)
+    total = settings.max_tokens * len(prompts.prompts) * (2 if branches else 1)
     done = 0
 
     def on_token(number: int) -> None:
@@ -219,19 +240,25 @@ def _measure(
         progress(done, total, f"{entrant.name} T={temperature:g} (tokens, at most)")
 
     is_greedy = settings.sampling(temperature, 0).is_greedy
-    rule = "greedy" if is_greedy else rule_for(entrant.drafter, settings.verification)
-    rollouts = roll_out(
+    rule = "greedy" if is_greedy else rule_for(entrant.drafter, settings.verification, tree=False)
+    roll = partial(
+        roll_out,
         loaded,
         entrant.drafter,
         prompts.token_ids,
         [settings.sampling(temperature, index) for index in range(len(prompts.prompts))],
         categories=prompts.categories,
-        draft_tokens=settings.draft_tokens,
         batch_size=settings.batch_size,
-        verification=settings.verification,
-        check_model=first,
         on_token=on_token,
     )
+    rollouts = roll(draft_tokens=settings.draft_tokens, verification=settings.verification, check_model=first)
+    tree = None
+    if branches:
+        branched = roll(draft_tokens=settings.tree_tokens, tree=True, check_model=False).rounds
+        kinds = by_category(branched, max_draft=settings.tree_tokens)
+        means = {category: counts.mean_accepted_length for category, counts in kinds.items()}
+        interval = macro_interval(branched, seed=settings.seed)
+        tree = TreeLengths(settings.tree_tokens, fmean(means.values()), interval, means)
     is_raw = entrant.fingerprint is not None or isinstance(entrant.drafter, CalibratedDrafter)
     # Positions that the drafter never reaches are none of its own: it may draft fewer tokens than it is asked for.
     longest = max((len(record.survival) for record in rollouts.rounds), default=0) or settings.draft_tokens
@@ -266,6 +293,7 @@ def _measure(
         rounds=rollouts.rounds,
         header=header,
         num_positions=entrant.drafter.num_positions if isinstance(entrant.drafter, CalibratedDrafter) else None,
+        tree=tree,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from specflow.errors import InvalidSettingError
 
 from ..config import VERIFICATIONS, SamplingParams, Speculation, Verification
+from ..errors import require
 from ..hub import DEMO_MODEL
 
 SPEC_BENCH = "spec-bench"
@@ -45,6 +46,8 @@ class EvaluationSettings:
     max_tokens: int = 128
     draft_tokens: int = 8
     """Tokens drafted, and all of them verified, in every round of the counts."""
+    tree_tokens: int = 15
+    """Also count rounds in which drafts may branch, for drafters that do so, with so many tokens; 0 leaves it out."""
     batch_size: int = 4
     """Requests decoded together while counting. Counts do not depend on it, but for rounding."""
     speed: bool = True
@@ -72,6 +75,7 @@ class EvaluationSettings:
         for name in ("draft_tokens", "batch_size", "speed_per_category", "repeats"):
             if getattr(self, name) < 1:
                 raise InvalidSettingError(name, getattr(self, name), "an integer >= 1")
+        require(self.tree_tokens >= 0, "tree_tokens", self.tree_tokens, "an integer >= 0")
         for name in ("per_category", "limit", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

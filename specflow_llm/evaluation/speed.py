@@ -15,7 +15,7 @@ from ..config import Speculation
 from ..hub import LoadedModel
 from ..llm import LLM
 from .lineup import PLAIN, Entrant
-from .rollouts import rule_for
+from .rollouts import can_branch, rule_for
 from .settings import EvaluationSettings
 
 
@@ -94,6 +94,7 @@ def measure_speed(
     """
     llms = {PLAIN: LLM(loaded.model, tokenizer=loaded.tokenizer, speculation=None, check_model=False)}
     for entrant in entrants:
+        branches = can_branch(loaded, entrant.drafter)
         llms[entrant.name] = LLM(
             loaded.model,
             tokenizer=loaded.tokenizer,
@@ -101,7 +102,8 @@ def measure_speed(
                 drafter=entrant.drafter,
                 max_draft_tokens=settings.draft_tokens,
                 policy=settings.policy,
-                verification=rule_for(entrant.drafter, settings.verification),
+                tree=branches,
+                verification=rule_for(entrant.drafter, settings.verification, tree=branches),
             ),
             check_model=False,
         )

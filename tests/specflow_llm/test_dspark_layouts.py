@@ -49,6 +49,8 @@ def a_target(name: str = "qwen3") -> PreTrainedModel:
 class Recording(DSparkDrafter):
     """Keeps what it was asked and what it proposed."""
 
+    branches = False
+
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         """Draft, and remember."""
         proposals = super().propose(requests)
