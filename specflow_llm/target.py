@@ -201,7 +201,7 @@ class SlotTarget:
         ).to(device, non_blocking=True)
         branching = None
         if any(shape is not None for shape in shapes):
-            branching = _branching(plan, shapes, places).to(device, non_blocking=True)
+            branching = _Branching.of(plan, shapes, places).to(device)
         arguments: dict[str, Any] = {
             "input_ids": ids,
             "position_ids": positions,
@@ -217,23 +217,22 @@ class SlotTarget:
         return TargetOutput(logits, tapped.features())
 
     def _masks(
-        self, positions: torch.Tensor, used: int, branching: torch.Tensor | None
+        self, positions: torch.Tensor, used: int, branching: _Branching | None
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """[B, 1, T, L] masks, one per layer type where the model distinguishes them.
 
         Args:
             positions: [B, T] of the queries.
             used: L.
-            branching: [B, T + 1, L] for blocks that branch: what each query sees, then every key's position.
+            branching: which items of the block see which, for blocks that branch.
         """
         arch = self.architecture
         kinds = dict.fromkeys(kind for kind in arch.layer_types if kind != "dummy")
+        keys = torch.arange(used, device=positions.device)
         if branching is None:
-            keys = torch.arange(used, device=positions.device)
             causal = keys <= positions.unsqueeze(-1)
         else:
-            keys = branching[:, -1:]
-            causal = branching[:, :-1] > 0
+            causal, keys = branching.spread(keys)
         masks = {kind: self._finished(self._mask(kind, causal, keys, positions)) for kind in kinds}
         return masks if arch.masks_by_type else next(iter(masks.values()))
 
@@ -285,25 +284,45 @@ def _places(count: int, parents: Sequence[int] | None) -> list[int]:
     return [0, *[depth + 1 for depth in depths(parents[: count - 1])]]
 
 
-def _branching(
-    plan: BlockPlan, shapes: Sequence[Sequence[int] | None], places: Sequence[Sequence[int]]
-) -> torch.Tensor:
-    """[B, T + 1, L] for blocks of which some branch: 1 where query t sees key l; in the last row every key's position.
+@dataclass(frozen=True, slots=True)
+class _Branching:
+    """Who sees whom in a block that branches: what is committed, itself, and what it continues."""
 
-    A query sees what is committed, itself, and what it continues. Padding sees what the last item sees.
-    """
-    table = torch.zeros(len(shapes), plan.width + 1, plan.used, dtype=torch.int64)
-    table[:, -1] = torch.arange(plan.used)
-    for row, (start, shape, standing) in enumerate(zip(plan.starts, shapes, places, strict=True)):
-        count = len(standing)
-        table[row, :-1, :start] = 1
-        table[row, -1, start : start + count] = start + torch.tensor(standing)
-        seen = torch.zeros(plan.width, count, dtype=torch.int64)
-        for item in range(count):
-            parent = item - 1 if shape is None else (shape[item - 1] + 1 if item else -1)
-            if parent >= 0:
-                seen[item] = seen[parent]
-            seen[item, item] = 1
-        seen[count:] = seen[count - 1]
-        table[row, :-1, start : start + count] = seen
-    return table
+    starts: torch.Tensor
+    """[B] committed positions."""
+    places: torch.Tensor
+    """[B, T] how far behind them each item stands."""
+    seen: torch.Tensor
+    """[B, T, T] boolean: item t sees item s. Padding sees what the last item sees, and nothing sees padding."""
+
+    @classmethod
+    def of(cls, plan: BlockPlan, shapes: Sequence[Sequence[int] | None], places: Sequence[Sequence[int]]) -> _Branching:
+        """Of every row's parents (None: a chain) and its items' places."""
+        rows, width = len(shapes), plan.width
+        seen = torch.zeros(rows, width, width, dtype=torch.bool)
+        for row, (shape, standing) in enumerate(zip(shapes, places, strict=True)):
+            count = len(standing)
+            for item in range(count):
+                parent = item - 1 if shape is None or item == 0 else shape[item - 1] + 1
+                if parent >= 0:
+                    seen[row, item] = seen[row, parent]
+                seen[row, item, item] = True
+            seen[row, count:] = seen[row, count - 1]
+        padded = [[*standing, *([0] * (width - len(standing)))] for standing in places]
+        return cls(torch.tensor(plan.starts), torch.tensor(padded), seen)
+
+    def to(self, device: torch.device) -> _Branching:
+        """On a device."""
+        moved = [tensor.to(device, non_blocking=True) for tensor in (self.starts, self.places, self.seen)]
+        return _Branching(*moved)
+
+    def spread(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[L] keys -> ([B, T, L] what every query sees, [B, 1, L] the keys' positions)."""
+        rows, width = self.places.shape
+        offsets = keys - self.starts[:, None]
+        inside = (offsets >= 0) & (offsets < width)
+        index = offsets.clamp(0, width - 1)
+        within = self.seen.gather(2, index[:, None, :].expand(rows, width, -1))
+        sees = (offsets < 0)[:, None, :] | (within & inside[:, None, :])
+        positions = torch.where(inside, self.starts[:, None] + self.places.gather(1, index), keys)
+        return sees, positions[:, None, :]

@@ -33,13 +33,13 @@ from specflow_llm.evaluation.lineup import line_up
 from specflow_llm.evaluation.plot import save_plot, save_reliability
 from specflow_llm.evaluation.prompts import choose_prompts, in_turns
 from specflow_llm.evaluation.report import confidence_table, tables
-from specflow_llm.evaluation.rollouts import Rollouts, roll_out, rule_for
+from specflow_llm.evaluation.rollouts import Rollouts, can_branch, roll_out, rule_for
 from specflow_llm.evaluation.settings import find_prompts
 from specflow_llm.evaluation.speed import summarise_speed
 from specflow_llm.hub import LoadedModel
 from specflow_llm.metrics import RequestMetrics
 from specflow_llm.records import RecordHeader, Recording, RoundRecord, read_rounds, write_rounds
-from tests.specflow_llm.drafters import OracleDrafter
+from tests.specflow_llm.drafters import OracleDrafter, Truths
 from tests.specflow_llm.models import VOCAB, generate, near_copy, tiny_model
 
 PROMPTS = [[index + 1, 2 * index + 3, 5, 7] for index in range(6)]
@@ -254,6 +254,68 @@ def test_sampled_requests_are_verified_as_most_users_have_it(near: PreTrainedMod
     assert rule_for(ModelDrafter(near, target_vocab_size=VOCAB), "auto") == "block"
     assert rule_for(NGramDrafter(), "auto") == "coupled"
     assert rule_for(NGramDrafter(), "token") == "token"
+
+
+class Hesitating(DrafterBase):
+    """Drafts a wrong token; where it may branch, the right one stands beside it."""
+
+    branches = True
+
+    def __init__(self, truths: Sequence[Sequence[int]]) -> None:
+        self._truths = Truths(truths)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """One place, one or two tokens."""
+        found = []
+        for item in requests:
+            true = self._truths.continuation(item.token_ids, 1)
+            tokens = [(token + 1) % VOCAB for token in true] + (true if item.may_branch else [])
+            parents = [-1] * len(tokens[: item.limit]) if item.may_branch else None
+            found.append(Proposal(tokens[: item.limit], survival=[0.4] * len(tokens[: item.limit]), parents=parents))
+        return found
+
+
+def test_trees_are_counted_beside_chains(loaded: LoadedModel, model: PreTrainedModel, prompt_file: Path) -> None:
+    """Chains never hit and trees always do; calibration and records are about chains. 0 leaves trees out."""
+    truths = [[*prompt, *generate(model, prompt, 12)] for prompt in PROMPTS]
+    for tokens in (6, 0):
+        report = run_evaluation(
+            EvaluationSettings(
+                drafters=(Hesitating(truths),), prompts=prompt_file, temperatures=(0.0,), max_tokens=12, draft_tokens=4,
+                tree_tokens=tokens, speed=False,
+            ),
+            loaded=loaded,
+        )  # fmt: skip
+        (result,) = report.results
+        assert result.macro_accepted_length == 1.0
+        assert {len(item.survival) for item in result.rounds} <= {0, 1}
+        buffer = io.StringIO()
+        console = Console(file=buffer, width=200)
+        for table in tables(report):
+            console.print(table)
+        assert ("trees of 6" in buffer.getvalue()) is (tokens == 6)
+        data = json.loads(json.dumps(report.as_dict()))
+        if tokens == 0:
+            assert result.tree is None
+            assert data["results"][0]["tree"] is None
+            continue
+        assert result.tree is not None
+        # Two tokens a round, but for the last two tokens: there is room for one drafted token only, the wrong one.
+        assert result.tree.macro_accepted_length == pytest.approx(12 / 7)
+        assert set(result.tree.categories.values()) == {12 / 7}
+        assert data["results"][0]["tree"]["tokens"] == 6
+
+
+def test_trees_are_tried_out_before_they_are_measured(loaded: LoadedModel) -> None:
+    """Drafters that do not branch, and targets with one past, are measured with chains, under the rule for chains."""
+    branching = Hesitating([])
+    assert can_branch(loaded, branching)
+    assert not can_branch(loaded, NGramDrafter())
+    assert not can_branch(LoadedModel("tiny", tiny_model("mamba2"), None, 0), branching)
+    branching.gives_probs = True
+    assert rule_for(branching, "auto", tree=True) == "coupled"
+    assert rule_for(branching, "auto", tree=False) == "block"
+    assert rule_for(branching, "one_hot", tree=True) == "one_hot"
 
 
 class Claiming(DrafterBase):
