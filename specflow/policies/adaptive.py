@@ -12,6 +12,7 @@ from ..types import ChainId, ChainView, RoundReport
 from .acceptance import Calibration, Profile
 from .costs import CostTable
 from .explanation import ChainStatus, Explanation, predicted_gain
+from .ranks import Ranks
 from .switch import Experience, Switch
 
 _FREE = 0.02
@@ -25,11 +26,8 @@ _MIN_TRUST = 0.25
 """Bounds how long a weak drafter may go on without an acceptance."""
 _OFFER_FADE = 0.05
 """Weight of the newest round in the estimate of how often a request for a draft is answered with one."""
-_FIRST_RANK, _NEXT_RANK = 0.5, 0.8
-"""Where drafts branch: what the first item promises before anything was seen, and each as a share of the one before."""
-_RANK_FADE, _POOL_RANK_FADE = 0.1, 0.02
-"""Weight of the newest draft in what items of a rank promise, for its chain and for new ones."""
 _FLOOR_OF_ALTERNATIVES = 0.5
+"""The least survival worth executing, where drafts branch, as a share of that in chains."""
 _SPARE_CHAINS = 64
 """Chains that may be absent from a round without being forgotten, beyond as many as are present."""
 
@@ -105,7 +103,7 @@ class Adaptive:
         self._rounds_since_plain = 0
         self._offer_rate = 1.0
         self._gain = 1.0
-        self._ranks: _Ranks | None = None
+        self._ranks: Ranks | None = None
 
     @property
     def costs(self) -> CostTable:
@@ -222,7 +220,7 @@ class Adaptive:
         chain = self._chains.get(chain_id)
         if chain is None:
             chain = self._chains[chain_id] = _Chain(self._max_draft, self._waits)
-            chain.ranks = None if self._ranks is None else self._ranks.copy(_RANK_FADE)
+            chain.ranks = None if self._ranks is None else self._ranks.for_chain()
             self._experience.introduce(chain.switch)
         return chain
 
@@ -375,9 +373,9 @@ class Adaptive:
         claims = [1.0] * report.drafted[index] if claims is None else claims
         promised = self._calibration.corrected_tree(chain.profile, claims, tree.parents)
         if self._ranks is None:
-            self._ranks = _Ranks([_FIRST_RANK * _NEXT_RANK**rank for rank in range(self._max_draft)], _POOL_RANK_FADE)
+            self._ranks = Ranks.unseen(self._max_draft)
         if chain.ranks is None:
-            chain.ranks = self._ranks.copy(_RANK_FADE)
+            chain.ranks = self._ranks.for_chain()
         for ranks in (chain.ranks, self._ranks):
             ranks.learn(promised, report.limits[index])
 
@@ -426,34 +424,5 @@ class _Chain:
         self.switch = Switch(max_draft, *waits)
         self.trust = 1.0
         self.was_probed = False
-        self.ranks: _Ranks | None = None
+        self.ranks: Ranks | None = None
         """What items promise, where drafts branch."""
-
-
-class _Ranks:
-    """By rank in drafts that branch, the survival that items are drafted with, corrected: means that fade.
-
-    Args:
-        means: what is expected at first.
-        fade: weight of the newest draft.
-    """
-
-    __slots__ = ("_fade", "_means")
-
-    def __init__(self, means: Sequence[float], fade: float) -> None:
-        self._means = list(means)
-        self._fade = fade
-
-    def copy(self, fade: float) -> _Ranks:
-        """The same expectations, to go on from."""
-        return _Ranks(self._means, fade)
-
-    def learn(self, promised: Sequence[float], asked: int) -> None:
-        """Take in a draft of ``asked`` items, which came with these estimates; what did not come promised nothing."""
-        for rank in range(asked):
-            new = promised[rank] if rank < len(promised) else 0.0
-            self._means[rank] += self._fade * (new - self._means[rank])
-
-    def promise(self, rank: int) -> float:
-        """What an item of this rank promises."""
-        return self._means[rank]

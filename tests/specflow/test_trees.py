@@ -15,6 +15,7 @@ from specflow.errors import BackendContractError
 from specflow.instrumentation import Counters, Recorder
 from specflow.policies import Adaptive, Boundary, CostScheduled, CostTable, Estimated, Fixed, StaleBudget, Threshold
 from specflow.policies.acceptance import Calibration, Profile
+from specflow.policies.ranks import Ranks
 from specflow.testing import ManualClock
 from specflow.trees import (
     HISTORY,
@@ -355,3 +356,15 @@ def test_adaptive_corrects_what_alternatives_claim_together() -> None:
     found = policy.explain()
     assert found.acceptance[0] > 0.9
     assert 0.9 < found.claim_ratio[0] < 1.3
+
+
+def test_one_bad_draft_says_little_about_a_chain() -> None:
+    """A chain starts from what all chains promised, and moves from there by a tenth per draft."""
+    pool = Ranks.unseen(3)
+    assert [pool.promise(rank) for rank in range(3)] == pytest.approx([0.5, 0.4, 0.32])
+    chain = pool.for_chain()
+    chain.learn([], 2)
+    assert [chain.promise(rank) for rank in range(3)] == pytest.approx([0.45, 0.36, 0.32])
+    pool.learn([1.0, 1.0, 1.0], 3)
+    assert pool.promise(0) == pytest.approx(0.51)
+    assert chain.promise(0) == pytest.approx(0.45), "its own"
