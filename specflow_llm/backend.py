@@ -1,10 +1,10 @@
 """Decoding as a block loop: implements :class:`specflow.protocols.ChainBackend` for token sequences.
 
 Invariant at the top of a round, for every row: the target holds positions 0..n-2 of the n committed ids; the last id
-(the anchor) is committed but not yet run. A round runs anchor + admitted drafts, accepts a prefix, appends one more
-token, and commits as many positions as tokens were emitted. Ids, target state, features, text, log-probabilities and
-figures move in :meth:`DecodingBackend.commit` and nowhere else; randomness is keyed by absolute position, so it has
-nothing to roll back.
+(the anchor) is committed but not yet run. A round runs anchor + admitted drafts, accepts a path (of a chain, a prefix),
+appends one more token, and commits as many positions as tokens were emitted. Ids, target state, features, text,
+log-probabilities and figures move in :meth:`DecodingBackend.commit` and nowhere else; randomness is keyed by absolute
+position, so it has nothing to roll back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft
 
 from .config import SamplingParams
 from .drafters.base import BranchingDrafter, Drafter, DraftRequest, Proposal, RowId
+from .drafters.growing import check_shape
 from .features import FeatureRows
 from .metrics import MetricsBuilder
 from .sampling import RowSampler, TokenLogprob, top_logprobs
@@ -165,12 +166,8 @@ class DecodingBackend:
     def _check(self, proposal: Proposal, row: Row) -> None:
         token_ids, probs = proposal.token_ids, proposal.probs
         expected = (len(token_ids), self._target.architecture.vocab_size)
-        if proposal.parents is not None and not self._may_branch(row):
-            raise BackendContractError(
-                f"drafter {self._drafter.name if self._drafter else ''}",
-                "proposed a tree for a request that allows none",
-                "give parents only where DraftRequest.may_branch is true",
-            )
+        if self._drafter is not None:
+            check_shape(self._drafter, proposal, may_branch=self._may_branch(row))
         if probs is not None and tuple(probs.shape) != expected:
             raise BackendContractError(
                 f"drafter {self._drafter.name if self._drafter else ''}",

@@ -385,6 +385,10 @@ class Adaptive:
         if chain.was_probed:
             if accepted:
                 self._calibration.forgive(chain.profile)
+                if chain.ranks is not None:
+                    chain.ranks = Ranks.unseen(
+                        self._max_draft
+                    ).for_chain()  # a probe of one item says nothing of others
             switch.probed(accepted=accepted > 0)
             self._experience.probed(switch.wait, accepted=accepted > 0)
         elif accepted:

@@ -24,7 +24,7 @@ from specflow.policies.acceptance import Calibration, Profile
 from specflow.trees import HISTORY, depths, fate_of_tree, walk
 
 from .base import BranchingDrafter, Drafter, DrafterBase, DraftRequest, Proposal, RowId
-from .growing import merged
+from .growing import check_shape, merged
 
 NOTHING = Proposal(())
 
@@ -235,6 +235,8 @@ class _Source:
                 f"returned {len(proposals)} proposals for {len(requests)} requests",
                 "return one per request",
             )
+        for request, proposal in zip(shown, proposals, strict=True):
+            check_shape(self.drafter, proposal, may_branch=request.may_branch)
         return proposals
 
     def features(self, features: torch.Tensor | None) -> torch.Tensor | None:

@@ -7,15 +7,19 @@ acceptance rates in place of the drafter's probabilities).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specflow.trees import HISTORY, continuations
+from specflow.errors import BackendContractError
+from specflow.trees import HISTORY, continuations, shape_problem
 
-from .base import Proposal
+from .base import Drafter, Proposal
 
 ALTERNATIVES = 8
 """Most continuations of one item that are looked at."""
+_TOLERANCE = 1e-6
+"""Estimates may rise by this much: they are products of fp32 numbers."""
 LEAST_SURVIVAL = 1e-6
 """Estimates do not fall below this, so that ratios of them mean something."""
 
@@ -95,6 +99,25 @@ class GrowingTree:
     def _best(self) -> list[int]:
         # Ties go to the one found first, which is never a continuation of the other.
         return sorted(range(len(self.tokens)), key=lambda item: -self.survival[item])[: self._limit]
+
+
+def check_shape(drafter: Drafter, proposal: Proposal, *, may_branch: bool) -> None:
+    """Make sure that a proposal is a chain, or a tree where one is allowed, with its items in order.
+
+    Raises:
+        BackendContractError: it is not.
+    """
+    parents, survival = proposal.parents, proposal.survival
+    if parents is None:
+        return
+    problem = shape_problem(parents, len(proposal.token_ids))
+    remedy = "give one parent per token: a token before it, or -1 for the anchor"
+    if not may_branch:
+        problem, remedy = "proposed a tree for a request that allows none", "look at DraftRequest.may_branch"
+    elif survival is not None and any(later > before + _TOLERANCE for before, later in itertools.pairwise(survival)):
+        problem, remedy = "proposed a tree whose survival estimates rise", "put the most promising tokens first"
+    if problem is not None:
+        raise BackendContractError(f"drafter {drafter.name}", problem, remedy)
 
 
 def merged(proposals: Sequence[Proposal], limit: int) -> Proposal:

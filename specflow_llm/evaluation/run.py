@@ -230,7 +230,9 @@ def _measure(
     *,
     first: bool,
 ) -> DrafterResult:
-    branches = settings.tree_tokens > 0 and can_branch(loaded, entrant.drafter)
+    # Sampled requests under a ratio rule never branch.
+    matched = settings.sampling(temperature, 0).is_greedy or settings.verification in {"auto", "coupled"}
+    branches = settings.tree_tokens > 0 and matched and can_branch(loaded, entrant.drafter)
     total = settings.max_tokens * len(prompts.prompts) * (2 if branches else 1)
     done = 0
 

@@ -75,7 +75,7 @@ class EvaluationSettings:
         for name in ("draft_tokens", "batch_size", "speed_per_category", "repeats"):
             if getattr(self, name) < 1:
                 raise InvalidSettingError(name, getattr(self, name), "an integer >= 1")
-        require(self.tree_tokens >= 0, "tree_tokens", self.tree_tokens, "an integer >= 0")
+        require(0 <= self.tree_tokens <= 256, "tree_tokens", self.tree_tokens, "an integer in [0, 256]")
         for name in ("per_category", "limit", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

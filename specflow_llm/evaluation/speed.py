@@ -94,7 +94,7 @@ def measure_speed(
     """
     llms = {PLAIN: LLM(loaded.model, tokenizer=loaded.tokenizer, speculation=None, check_model=False)}
     for entrant in entrants:
-        branches = can_branch(loaded, entrant.drafter)
+        branches = settings.policy != "pid" and can_branch(loaded, entrant.drafter)  # which runs chains
         llms[entrant.name] = LLM(
             loaded.model,
             tokenizer=loaded.tokenizer,

@@ -368,3 +368,22 @@ def test_one_bad_draft_says_little_about_a_chain() -> None:
     pool.learn([1.0, 1.0, 1.0], 3)
     assert pool.promise(0) == pytest.approx(0.51)
     assert chain.promise(0) == pytest.approx(0.45), "its own"
+
+
+class Moody(TreeBackend):
+    """Wrong for the first 200 items; from then on one of two alternatives is right, now this, now that."""
+
+    async def predict(self, limits: Sequence[int]) -> Sequence[Draft[int]]:
+        """As before, with another rank."""
+        self.ranks = [9, 9] if self.done < 200 else [self.done // 3 % 2] * 2
+        return await super().predict(limits)
+
+
+def test_adaptive_finds_out_that_trees_work_again() -> None:
+    """Probes of one item say nothing of later ranks; after one that was accepted, a whole tree is tried."""
+    backend = Moody(ManualClock(), 2500, [1, 1], [0.45, 0.44])
+    backend.drafting = 0.02
+    reports = played(backend, Adaptive(6, costs=costs()))
+    assert any(report.limits[0] == 0 for report in reports[:200]), "it gave up"
+    late = reports[-100:-8]
+    assert sum(report.emitted[0] for report in late) / len(late) > 2.0

@@ -568,3 +568,33 @@ def test_a_growing_tree_drops_what_cannot_be_among_the_best() -> None:
     assert [tip.token for tip in tree.tips(0, 1)] == [4]
     found = tree.proposal()
     assert (list(found.token_ids), list(found.parents or ())) == ([1, 4], [-1, 0])
+
+
+class Misshapen(DrafterBase):
+    """Answers with one given tree."""
+
+    branches = True
+
+    def __init__(self, answer: Proposal) -> None:
+        self._answer = answer
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """The tree, whatever was asked for."""
+        return [self._answer if item.limit >= 3 else Proposal(()) for item in requests]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Proposal([1, 2, 3], parents=[-1, 2, 0]), "item 1 continues item 2"),
+        (Proposal([1, 2, 3], parents=[-1, -2, 0]), "item 1 continues item -2"),
+        (Proposal([1, 2, 3], parents=[-1, 0]), "2 parents for 3"),
+        (Proposal([1, 2, 3], parents=[-1, -1, 0], survival=(0.2, 0.5, 0.1)), "estimates rise"),
+    ],
+)
+@pytest.mark.parametrize("both", [False, True])
+def test_trees_that_are_none_are_refused_by_name(answer: Proposal, message: str, *, both: bool) -> None:
+    """Alone and as one of several sources."""
+    drafter = CombinedDrafter(NGramDrafter(), Misshapen(answer), costs=(0.0, 0.0)) if both else Misshapen(answer)
+    with pytest.raises(BackendContractError, match=message):
+        decode(tiny_model("llama"), [[1, 2, 3]], [12], drafter=drafter, policy=Fixed(4))
