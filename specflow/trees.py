@@ -27,6 +27,11 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def chain(count: int) -> Sequence[int]:
+    """The parents of ``count`` items of which each continues the one before."""
+    return range(HISTORY, count - 1)
+
+
 def height(parents: Sequence[int]) -> int:
     """Items on the longest path; 0 without items."""
     return max(depths(parents), default=-1) + 1
@@ -62,7 +67,7 @@ def path_problem(parents: Sequence[int], path: Sequence[int], admitted: int) -> 
 
 def reach(report: RoundReport, index: int) -> int:
     """Places of chain ``index``'s draft at which something was executed: the depth of its tree, a chain's length."""
-    tree = report.trees[index] if report.trees else None
+    tree = report.tree(index)
     if tree is None:
         return report.admitted[index]
     return height(tree.parents[: report.admitted[index]])
@@ -87,7 +92,7 @@ def fate(report: RoundReport, index: int) -> Fate:
     alternatives.
     """
     survival, admitted, accepted = report.survival[index], report.admitted[index], report.accepted[index]
-    tree = report.trees[index] if report.trees else None
+    tree = report.tree(index)
     if tree is None:
         return Fate(survival, admitted, accepted)
     return fate_of_tree(tree.parents[:admitted], survival, tree.path)

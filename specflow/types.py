@@ -138,6 +138,10 @@ class RoundReport:
     trees: tuple[Tree | None, ...] = ()
     """Per chain, the shape and fate of a draft that branched; empty where none did."""
 
+    def tree(self, index: int) -> Tree | None:
+        """Of chain ``index``; None where its draft was a chain."""
+        return self.trees[index] if self.trees else None
+
 
 @dataclass(frozen=True, slots=True)
 class Round(Generic[ValueT]):

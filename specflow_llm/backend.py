@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specflow.errors import BackendContractError
-from specflow.trees import HISTORY, continuations, height
+from specflow.trees import HISTORY, chain, continuations, height
 from specflow.types import AcceptPrefix, Admission, ChainId, ChainView, Draft
 
 from .config import SamplingParams
@@ -329,11 +329,11 @@ class DecodingBackend:
 def _branching(draft: Draft[int], length: int) -> Sequence[int] | None:
     """The shape of a draft's first items; None where they are a chain."""
     shape = _parents(draft, length)
-    return None if list(shape) == list(range(HISTORY, length - 1)) else shape
+    return None if list(shape) == list(chain(length)) else shape
 
 
 def _parents(draft: Draft[int], length: int) -> Sequence[int]:
-    return range(HISTORY, length - 1) if draft.parents is None else draft.parents[:length]
+    return chain(length) if draft.parents is None else draft.parents[:length]
 
 
 def _accepted(draft: Draft[int], path: Sequence[int], replacement: int | None) -> AcceptPrefix[int]:

@@ -399,5 +399,5 @@ class Engine:
 
     def _mode(self, row: Row) -> Mode:
         plain = self._backend.drafter is None or not row.params.speculate
-        exact = plain or row.sampler.rule in {"greedy", "coupled"}
+        exact = plain or row.sampler.matches
         return Mode.EXACT if exact else Mode.DISTRIBUTION

@@ -515,11 +515,7 @@ class RowSampler:
                 f"asked for position {position} after {len(history)} committed and {len(drafted)} drafted tokens",
                 "position must be len(history) + len(drafted), with the committed tokens in history",
             )
-        if vocabulary is not None and not self._treats_ids_alike:
-            # What is done to single ids needs a column for each; most requests do nothing of the kind.
-            logits = logits.new_full((self._vocab_size,), -math.inf).index_copy_(0, vocabulary, logits)
-            vocabulary = None
-        scores = self.scores(logits[None], history, drafted, len(drafted), for_draft=True)[0]
+        scores, vocabulary = self._draft_scores(logits, history, drafted, vocabulary)
         vocab_size, device = self._vocab_size, scores.device
         if self._rule in {"token", "block"}:
             probs = scores.softmax(-1)
@@ -559,10 +555,7 @@ class RowSampler:
         Returns:
             (token ids, shares that sum to at most 1), the best first.
         """
-        if vocabulary is not None and not self._treats_ids_alike:
-            logits = logits.new_full((self._vocab_size,), -math.inf).index_copy_(0, vocabulary, logits)
-            vocabulary = None
-        scores = self.scores(logits[None], history, drafted, len(drafted), for_draft=True)[0]
+        scores, vocabulary = self._draft_scores(logits, history, drafted, vocabulary)
         if noise is None:
             noise = self.draft_noise(len(history) + len(drafted), scores.device, vocabulary)
         scores = scores if noise is None else scores + noise
@@ -571,6 +564,16 @@ class RowSampler:
         places = best.indices if vocabulary is None else vocabulary[best.indices]
         found = [(token, share) for token, share in zip(places.tolist(), shares, strict=True) if share > 0.0]
         return [token for token, _ in found], [share for _, share in found]
+
+    def _draft_scores(
+        self, logits: torch.Tensor, history: Sequence[int], drafted: Sequence[int], vocabulary: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Processed logits of one drafted place, and the ids of its columns; None where they are all ids."""
+        if vocabulary is not None and not self._treats_ids_alike:
+            # What is done to single ids needs a column for each; most requests do nothing of the kind.
+            logits = logits.new_full((self._vocab_size,), -math.inf).index_copy_(0, vocabulary, logits)
+            vocabulary = None
+        return self.scores(logits[None], history, drafted, len(drafted), for_draft=True)[0], vocabulary
 
     def draft_noise(
         self, position: int, device: torch.device, vocabulary: torch.Tensor | None = None

@@ -118,8 +118,7 @@ def largest_difference(
         logits = target.forward(blocks).logits
         for row, count in enumerate(kept):
             expected = plain[row][starts[row] : starts[row] + count]
-            difference = float((logits[row, :count].float() - expected).abs().max() / expected.std().clamp(min=_FLAT))
-            worst = math.inf if math.isnan(difference) else max(worst, difference)  # max() drops what is no number
+            worst = max(worst, _difference(logits[row, :count].float(), expected))
             starts[row] += count
             target.keep(row, count)
     return worst
@@ -164,11 +163,13 @@ def tree_difference(model: PreTrainedModel, architecture: Architecture, target: 
     then = target.forward([after]).logits[0].float()
     first, second = _plain_logits(model, [*prompt, *left]), _plain_logits(model, [*prompt, *right, *after])
     pairs = [(found[[0, 1, 3]], first[2:5]), (found[[0, 2, 4]], second[2:5]), (then, second[5:7])]
-    worst = 0.0
-    for ours, plain in pairs:
-        difference = float((ours - plain).abs().max() / plain.std().clamp(min=_FLAT))
-        worst = math.inf if math.isnan(difference) else max(worst, difference)
-    return worst
+    return max(_difference(ours, plain) for ours, plain in pairs)
+
+
+def _difference(ours: torch.Tensor, plain: torch.Tensor) -> float:
+    """Largest difference in standard deviations of the plain logits; infinite where one of them is not a number."""
+    difference = float((ours - plain).abs().max() / plain.std().clamp(min=_FLAT))
+    return math.inf if math.isnan(difference) else difference
 
 
 @torch.inference_mode()

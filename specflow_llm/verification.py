@@ -437,7 +437,7 @@ def verify_row(
         draft_probs: [K, V] fp32 the tokens were drawn from, or None if they were chosen in another way.
         anticipated: see :class:`specflow.types.Admission`.
     """
-    if sampler.rule in {"greedy", "coupled"}:
+    if sampler.matches:
         return _verify_matching(sampler, logits, history, draft_ids)
     position = len(history)
     if not draft_ids:

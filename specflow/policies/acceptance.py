@@ -121,9 +121,23 @@ class Calibration:
             pool.claims[position],
         )
 
-    def corrected(self, profile: Profile, survival: Sequence[float]) -> list[float]:
-        """A whole draft's survival estimates in the light of what happened; later positions share the last ratio."""
+    def corrected(
+        self, profile: Profile, survival: Sequence[float], parents: Sequence[int] | None = None
+    ) -> list[float]:
+        """A whole draft's survival estimates in the light of what happened; later positions share the last ratio.
+
+        Args:
+            profile: of its chain.
+            survival: as claimed.
+            parents: of a draft that branches.
+        """
         last = len(self.pool.claims) - 1
+        if parents is not None:
+            scales = self.scales(profile)
+            return [
+                min(1.0, claim * scales[min(depth, last)])
+                for claim, depth in zip(survival, depths(parents), strict=True)
+            ]
         result: list[float] = []
         alive = before = 1.0
         for position, claim in enumerate(survival):
@@ -139,14 +153,6 @@ class Calibration:
             product *= self.ratio(profile, position)
             result.append(product)
         return result
-
-    def corrected_tree(self, profile: Profile, survival: Sequence[float], parents: Sequence[int]) -> list[float]:
-        """The survival estimates of a draft that branches in the light of what happened."""
-        scales = self.scales(profile)
-        return [
-            min(1.0, claim * scales[min(depth, len(scales) - 1)])
-            for claim, depth in zip(survival, depths(parents), strict=True)
-        ]
 
     def rate(self, profile: Profile, position: int) -> float:
         """Acceptance at ``position`` given all items before it were accepted, whatever was claimed."""

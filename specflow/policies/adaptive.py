@@ -366,12 +366,12 @@ class Adaptive:
 
     def _rank(self, chain: _Chain, report: RoundReport, index: int) -> None:
         """Take in what a draft that branches promises, by the rank of its items; of a chain, depths say it all."""
-        tree, claims = report.trees[index] if report.trees else None, report.survival[index]
+        tree, claims = report.tree(index), report.survival[index]
         if tree is None:
             chain.ranks = None
             return
         claims = [1.0] * report.drafted[index] if claims is None else claims
-        promised = self._calibration.corrected_tree(chain.profile, claims, tree.parents)
+        promised = self._calibration.corrected(chain.profile, claims, tree.parents)
         if self._ranks is None:
             self._ranks = Ranks.unseen(self._max_draft)
         if chain.ranks is None:

@@ -101,10 +101,8 @@ class Estimated:
         self._policy.observe(replace(report, survival=corrected))
 
     def _corrected(self, report: RoundReport, index: int, survival: Sequence[float]) -> list[float]:
-        profile, tree = self._round[index], report.trees[index] if report.trees else None
-        if tree is None:
-            return self._calibration.corrected(profile, survival)
-        return self._calibration.corrected_tree(profile, survival, tree.parents)
+        tree = report.tree(index)
+        return self._calibration.corrected(self._round[index], survival, None if tree is None else tree.parents)
 
     def rates(self) -> Sequence[float]:
         """Acceptance by position given all items before it were accepted, over all buckets."""
@@ -164,10 +162,7 @@ class _CorrectedFrontier(Frontier):
         claims = self._inner.reveal(index)
         if claims is None:
             return None
-        parents = self._inner.parents(index)
-        if parents is not None:
-            return self._calibration.corrected_tree(self._profiles[index], claims, parents)
-        return self._calibration.corrected(self._profiles[index], claims)
+        return self._calibration.corrected(self._profiles[index], claims, self._inner.parents(index))
 
     def parents(self, index: int) -> Sequence[int] | None:
         return self._inner.parents(index)

@@ -21,7 +21,7 @@ import torch
 
 from specflow.errors import BackendContractError, InvalidSettingError
 from specflow.policies.acceptance import Calibration, Profile
-from specflow.trees import HISTORY, depths, fate_of_tree, walk
+from specflow.trees import chain, fate_of_tree, height, walk
 
 from .base import BranchingDrafter, Drafter, DrafterBase, DraftRequest, Proposal, RowId
 from .growing import check_shape, merged
@@ -252,9 +252,7 @@ class _Source:
     def corrected(self, profile: Profile, claims: Sequence[float] | None, proposal: Proposal) -> tuple[float, ...]:
         """Survival estimates in the light of earlier rounds; without claims, every token claims to be certain."""
         claims = (1.0,) * len(proposal.token_ids) if claims is None else claims
-        if proposal.parents is None:
-            return tuple(self.calibration.corrected(profile, claims))
-        return tuple(self.calibration.corrected_tree(profile, claims, proposal.parents))
+        return tuple(self.calibration.corrected(profile, claims, proposal.parents))
 
     def usual_value(self, profile: Profile, limit: int, first: float | None = None) -> float:
         """Accepted tokens to expect of a draft of the usual length, from earlier rounds alone.
@@ -281,10 +279,10 @@ class _Source:
         fairly as those that were. What a policy cut off a sampled draft is judged by whether the target's own token
         agrees, which is a little harder than being accepted.
         """
-        parents = range(HISTORY, len(offer.token_ids) - 1) if offer.parents is None else offer.parents
+        parents = chain(len(offer.token_ids)) if offer.parents is None else offer.parents
         path = walk(offer.token_ids, parents, committed)
         known = fate_of_tree(parents, offer.claims, path)
-        self.reach = max(self.reach, *[depth + 1 for depth in depths(parents)])
+        self.reach = max(self.reach, height(parents))
         # Behind what is committed nothing is known yet.
         self.calibration.record(profile, known.survival, min(known.admitted, len(committed)), len(path))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specflow.errors import BackendContractError
-from specflow.trees import HISTORY, continuations, shape_problem
+from specflow.trees import HISTORY, chain, continuations, shape_problem
 
 from .base import Drafter, Proposal
 
@@ -136,7 +136,7 @@ def merged(proposals: Sequence[Proposal], limit: int) -> Proposal:
     claims: list[float] = []
     for proposal in proposals:
         count = len(proposal.token_ids)
-        shape = range(HISTORY, count - 1) if proposal.parents is None else proposal.parents
+        shape = chain(count) if proposal.parents is None else proposal.parents
         placed = {HISTORY: HISTORY}
         for number, (token, parent, claim) in enumerate(
             zip(proposal.token_ids, shape, proposal.survival or (1.0,) * count, strict=True)

@@ -168,7 +168,7 @@ def test_corrections_multiply_along_the_depth() -> None:
     assert first > 0.95
     assert second < 0.1
     assert third <= second
-    corrected = calibration.corrected_tree(profile, [0.5, 0.4, 0.3], [-1, -1, 0])
+    corrected = calibration.corrected(profile, [0.5, 0.4, 0.3], [-1, -1, 0])
     assert corrected == [pytest.approx(0.5 * first), pytest.approx(0.4 * first), pytest.approx(0.3 * second)]
 
 
