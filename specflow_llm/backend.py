@@ -65,16 +65,15 @@ class DecodingBackend:
     Args:
         target: the target model.
         drafter: None decodes plainly.
-        tree: let drafts branch where target and drafter can.
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None, *, tree: bool = True) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.rows: list[Row] = []
         """Live rows; row i owns the target's slot i."""
         self._target = target
         self._drafter = drafter
         self._trees: TreeTarget | None = None
-        if tree and isinstance(target, TreeTarget) and isinstance(drafter, BranchingDrafter):
+        if isinstance(target, TreeTarget) and isinstance(drafter, BranchingDrafter):
             self._trees = target if target.runs_trees and drafter.branches else None
         self._drafts: Sequence[Draft[int]] = ()
         self._admission = Admission((), ())

@@ -100,8 +100,6 @@ class EngineConfig:
     verification: Verification = "auto"
     max_batch_size: int = 32
     """Most requests decoded together; the rest wait."""
-    tree: bool = True
-    """Let drafts branch where target and drafter can."""
 
 
 class Engine:
@@ -129,7 +127,7 @@ class Engine:
         observers: Sequence[Observer] = (),
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._backend = DecodingBackend(target, drafter, tree=config.tree)
+        self._backend = DecodingBackend(target, drafter)
         self._loop: ChainLoop[int] = ChainLoop(self._backend, policy, observers, clock)
         self._config = config
         self._tokenizer = tokenizer

@@ -149,7 +149,6 @@ class LLM:
                 eos_token_ids=_eos_token_ids(loaded.model, loaded.tokenizer),
                 verification="auto" if speculation is None else speculation.verification,
                 max_batch_size=max_batch_size,
-                tree=_tree(speculation),
             ),
             tokenizer=loaded.tokenizer,
             encode=None if loaded.tokenizer is None else self._encode_plain,
