@@ -25,9 +25,10 @@ from specflow_llm.dspark.model import parameter_count
 from specflow_llm.hub import DEMO_MODEL, load_model
 from specflow_llm.provenance import provenance
 from specflow_llm.training.design import design, new_drafter, start_from_target, target_layers_to_copy
-from specflow_llm.training.features import FeatureCache, LiveFeatures
+from specflow_llm.training.feature_cache import CACHE_DTYPE, CachedFeatures, FeatureCache
+from specflow_llm.training.features import LiveFeatures
 from specflow_llm.training.objective import LossWeights
-from specflow_llm.training.samples import read_samples, samples_digest
+from specflow_llm.training.samples import read_samples
 from specflow_llm.training.settings import TrainSettings
 from specflow_llm.training.trainer import Trainer
 
@@ -69,9 +70,10 @@ def run_variant(
     layers = target_layers_to_copy(config, adapter)
     if layers and not changes.get("fresh"):
         start_from_target(model, adapter, layers)
-    live = LiveFeatures(adapter, config.target_layer_ids, samples)
-    identity = {"target": adapter.name, "layers": list(config.target_layer_ids), "samples": samples_digest(samples)}
-    source = FeatureCache(folder, live, identity, len(samples))
+    layers = config.target_layer_ids
+    identity = {"target": adapter.name, "dtype": str(adapter.dtype), "layers": list(layers)}
+    live = LiveFeatures(adapter, layers, samples, dtype=CACHE_DTYPE)
+    source = CachedFeatures(FeatureCache(folder, identity), live, samples)
     train = len(samples) - round(len(samples) * 0.05)
     settings = TrainSettings(
         epochs=arguments.steps * 4 / train, batch_size=4, num_anchors=32, learning_rate=1e-3, loss=loss,

@@ -19,6 +19,7 @@ from specflow.errors import InvalidSettingError
 from specflow.protocols import Clock, Observer, Policy
 from specflow.types import Mode
 
+from .architecture import Architecture
 from .backend import DecodingBackend, Row
 from .config import SamplingParams, Verification
 from .detokenizer import Decoder, Detokenizer
@@ -36,6 +37,37 @@ _STATEFUL_PROCESSORS = frozenset(
 
 _ROW_IDS = itertools.count()
 """One count for all engines: drafters keep their state by row, and one may serve several engines of one target."""
+
+
+def require_prompt(token_ids: Sequence[int], index: int, architecture: Architecture) -> int | None:
+    """Refuse a prompt that the model cannot continue.
+
+    Args:
+        token_ids: the prompt.
+        index: its number in the caller's list, for messages.
+        architecture: of the model.
+
+    Returns:
+        Tokens that the model's context leaves, at least 1; None where it has no end.
+
+    Raises:
+        PromptError: it is empty or holds ids outside the vocabulary.
+        ContextLengthError: it leaves no room for a new token.
+    """
+    if not token_ids:
+        raise PromptError(index, "it is empty", "give at least one token, for example the beginning-of-sequence token")
+    wrong = next((token for token in token_ids if not 0 <= token < architecture.vocab_size), None)
+    if wrong is not None:
+        raise PromptError(
+            index,
+            f"token id {wrong} is outside the model's vocabulary of {architecture.vocab_size}",
+            "use this model's tokenizer",
+        )
+    if architecture.context_length is None:
+        return None
+    if len(token_ids) >= architecture.context_length:
+        raise ContextLengthError(index, len(token_ids), architecture.context_length)
+    return architecture.context_length - len(token_ids)
 
 
 def _may_keep_state(item: object) -> bool:
@@ -172,24 +204,10 @@ class Engine:
 
     def _row(self, row_id: RowId, token_ids: list[int], params: SamplingParams, index: int) -> Row:
         architecture = self._backend.target.architecture
-        if not token_ids:
-            raise PromptError(
-                index, "it is empty", "give at least one token, for example the beginning-of-sequence token"
-            )
-        wrong = next((token for token in token_ids if not 0 <= token < architecture.vocab_size), None)
-        if wrong is not None:
-            raise PromptError(
-                index,
-                f"token id {wrong} is outside the model's vocabulary of {architecture.vocab_size}",
-                "use this model's tokenizer",
-            )
+        room = require_prompt(token_ids, index, architecture)
+        room = params.max_tokens if room is None else min(params.max_tokens, room)
         if params.stop_strings and self._tokenizer is None:
             raise PromptError(index, "stop strings need a tokenizer", "load the model with one, or use stop_token_ids")
-        room = params.max_tokens
-        if architecture.context_length is not None:
-            room = min(room, architecture.context_length - len(token_ids))
-            if room < 1:
-                raise ContextLengthError(index, len(token_ids), architecture.context_length)
         sampler = RowSampler(
             params,
             vocab_size=architecture.vocab_size,

@@ -5,6 +5,7 @@ Letters in shapes: B slots, T block width, D hidden size, F = D times the number
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .errors import DrafterError
+
+_AFTER_ALL_LAYERS = sys.maxsize
 
 
 class TappedStates:
@@ -41,17 +44,20 @@ class FeatureTaps:
     Args:
         model: the target model.
         layers: indices of decoder layers (0 is the first).
+        final: record the hidden states after the final norm, too; they come last.
 
     Raises:
         DrafterError: the model has no such layer.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, final: bool = False) -> None:
         self._modules: dict[int, nn.Module] = {}
         self._empty: torch.Tensor | None = None
-        if layers:
-            width = int(model.config.get_text_config(decoder=True).hidden_size) * len(set(layers))
+        count = len(set(layers)) + final
+        if count:
+            width = int(model.config.get_text_config(decoder=True).hidden_size) * count
             self._empty = torch.empty(0, width, dtype=model.dtype, device=model.device)
+        if layers:
             stack = _decoder_layers(model)
             for layer in layers:
                 if not 0 <= layer < len(stack):
@@ -61,6 +67,8 @@ class FeatureTaps:
                         "choose others",
                     )
                 self._modules[layer] = stack[layer]
+        if final:
+            self._modules[_AFTER_ALL_LAYERS] = model.get_decoder()
 
     @contextmanager
     def recording(self) -> Iterator[TappedStates]:
@@ -80,7 +88,8 @@ class FeatureTaps:
 
 def _recorder(tapped: TappedStates, layer: int) -> Any:
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        tapped.record(layer, output[0] if isinstance(output, tuple) else output)
+        # A decoder layer gives a tensor or a tuple; the decoder a named output. Its hidden states come first.
+        tapped.record(layer, output if isinstance(output, torch.Tensor) else output[0])
 
     return hook
 

@@ -119,6 +119,7 @@ class LLM:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.packed_layers = loaded.packed_layers
+        self.eos_token_ids = _eos_token_ids(loaded.model, loaded.tokenizer)
         architecture = inspect_model(loaded.model)
         self._speculation = speculation
         self._inbox: dict[RowId, list[Update]] = {}
@@ -146,7 +147,7 @@ class LLM:
             drafter,
             self._policy,
             EngineConfig(
-                eos_token_ids=_eos_token_ids(loaded.model, loaded.tokenizer),
+                eos_token_ids=self.eos_token_ids,
                 verification="auto" if speculation is None else speculation.verification,
                 max_batch_size=max_batch_size,
             ),

@@ -69,6 +69,7 @@ class RecurrentTarget:
         model: the model, in evaluation mode.
         architecture: as read by :func:`specflow_llm.architecture.inspect_model`.
         feature_layers: decoder layers whose outputs are returned with the logits.
+        tap_final: return the hidden states after the final norm behind them.
         prefill_chunk: prompt tokens per forward.
         one_by_one: run tokens in single-token forwards. For models whose multi-token continuation from a state is not
             exact in the installed
@@ -81,6 +82,7 @@ class RecurrentTarget:
         architecture: Architecture,
         *,
         feature_layers: Sequence[int] = (),
+        tap_final: bool = False,
         prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
         one_by_one: bool = False,
     ) -> None:
@@ -88,7 +90,7 @@ class RecurrentTarget:
         self.num_forwards = 0
         self._model = model
         self._device = model.device
-        self._taps = FeatureTaps(model, feature_layers)
+        self._taps = FeatureTaps(model, feature_layers, final=tap_final)
         self._chunk = 1 if one_by_one else prefill_chunk
         self._slots: list[_Slot] = []
         self._weight_bytes = weight_bytes(model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from .architecture import Architecture, StateKind
 from .errors import UnsupportedModelError
 from .recurrent import RecurrentTarget
-from .target import SlotTarget, Target, TreeTarget
+from .target import DEFAULT_PREFILL_CHUNK, SlotTarget, Target, TreeTarget
 
 # Largest logit difference allowed, in standard deviations of the logits. A wrong mask or position moves logits by
 # about one; 16-bit rounding by a few hundredths, float32 rounding by millionths.
@@ -33,8 +34,9 @@ def build_target(
     architecture: Architecture,
     *,
     feature_layers: Sequence[int] = (),
+    tap_final: bool = False,
     check: bool = True,
-    prefill_chunk: int,
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
     trees: bool = False,
     notify: Callable[[str], None] = lambda _message: None,
 ) -> Target:
@@ -44,6 +46,7 @@ def build_target(
         model: the model.
         architecture: of it.
         feature_layers: decoder layers whose outputs are returned with the logits.
+        tap_final: return the hidden states after the final norm behind them.
         check: compare it with itself.
         prefill_chunk: prompt tokens per forward.
         trees: drafts may branch. A model that turns out to run only chains exactly gets only chains.
@@ -53,32 +56,34 @@ def build_target(
         UnsupportedModelError: its logits through this library's state differ from its plain logits.
     """
 
-    def slots(chunk: int, taps: Sequence[int]) -> Target:
-        return SlotTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk, runs_trees=branching)
+    def slots(chunk: int, **taps: Any) -> Target:
+        return SlotTarget(model, architecture, prefill_chunk=chunk, runs_trees=branching, **taps)
 
-    def recurrent(chunk: int, taps: Sequence[int]) -> Target:
-        return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk)
+    def recurrent(chunk: int, **taps: Any) -> Target:
+        return RecurrentTarget(model, architecture, prefill_chunk=chunk, **taps)
 
-    def one_by_one(chunk: int, taps: Sequence[int]) -> Target:
-        return RecurrentTarget(model, architecture, feature_layers=taps, prefill_chunk=chunk, one_by_one=True)
+    def one_by_one(chunk: int, **taps: Any) -> Target:
+        return RecurrentTarget(model, architecture, prefill_chunk=chunk, one_by_one=True, **taps)
+
+    taps = {"feature_layers": feature_layers, "tap_final": tap_final}
 
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT)
     branching = trees and _may_branch(model, architecture, tolerance if check else math.inf, notify)
     candidates = [slots] if architecture.state_kind is StateKind.SLOTS else [recurrent, one_by_one]
     if not check:
-        return candidates[0](prefill_chunk, feature_layers)
+        return candidates[0](prefill_chunk, **taps)
     reason = ""
     cause: Exception | None = None
     for candidate in candidates:
         try:
-            worst = largest_difference(model, architecture, lambda chunk, make=candidate: make(chunk, ()))  # type: ignore[misc]
+            worst = largest_difference(model, architecture, lambda chunk, make=candidate: make(chunk))  # type: ignore[misc]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a model may fail in any way on a cache that is not its own
             reason, cause = f"it cannot run on this library's cache ({type(error).__name__}: {error})", error
             continue
         if worst <= tolerance:
-            return candidate(prefill_chunk, feature_layers)
+            return candidate(prefill_chunk, **taps)
         reason = (
             f"its logits through a cache with rollback differ from its plain logits by {worst:.3g} standard deviations"
         )

@@ -113,6 +113,7 @@ class SlotTarget:
         model: the model, in evaluation mode.
         architecture: as read by :func:`specflow_llm.architecture.inspect_model`.
         feature_layers: decoder layers whose outputs are returned with the logits.
+        tap_final: return the hidden states after the final norm behind them.
         prefill_chunk: prompt tokens per forward.
         runs_trees: whether blocks may branch.
     """
@@ -123,6 +124,7 @@ class SlotTarget:
         architecture: Architecture,
         *,
         feature_layers: Sequence[int] = (),
+        tap_final: bool = False,
         prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
         runs_trees: bool = True,
     ) -> None:
@@ -131,7 +133,7 @@ class SlotTarget:
         self.num_forwards = 0
         self._model = model
         self._device = model.device
-        self._taps = FeatureTaps(model, feature_layers)
+        self._taps = FeatureTaps(model, feature_layers, final=tap_final)
         self._chunk = prefill_chunk
         self._cache = SlotCache(len(architecture.layer_types), max_capacity=architecture.context_length)
         self._num_slots = 0

@@ -14,7 +14,10 @@ from ..display import console
 from . import options
 
 if TYPE_CHECKING:
-    from ..training.run import Trained
+    from collections.abc import Sequence
+
+    from ..training.run import Trained, Written
+    from ..training.samples import Sample
     from ..training.trainer import Report
 
 _DATA = "Training text"
@@ -58,19 +61,24 @@ def train(  # noqa: PLR0913 - one argument per option
         int | None, typer.Option(min=1, rich_help_panel=_DATA, help="Conversations to make.", show_default="4000")
     ] = None,
     text: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             dir_okay=False,
             rich_help_panel=_DATA,
-            help="Conversations made before (a samples.jsonl); nothing is made.",
+            help="Conversations made before (a samples.jsonl; may be given again); nothing is made.",
         ),
     ] = None,
+    text_only: Annotated[
+        bool,
+        typer.Option("--text-only", rich_help_panel=_DATA, help="Make the text (with --cache its features) and stop."),
+    ] = False,
     cache: Annotated[
         Path | None,
         typer.Option(
             file_okay=False,
             rich_help_panel=_TRAINING,
-            help="Keep features in this folder instead of running the target in every epoch; its size is told first.",
+            help="Keep features in this folder, as text is written, instead of running the target in every epoch; its "
+            "size is told first.",
         ),
     ] = None,
     layers: Annotated[
@@ -138,7 +146,13 @@ def train(  # noqa: PLR0913 - one argument per option
     plan = plan_from_file(
         given,
         TrainingPlan(
-            out=out, kind=kind, prompts=prompts, samples=text, start_from=start_from, fresh=fresh, cache=cache
+            out=out,
+            kind=kind,
+            prompts=prompts,
+            samples=tuple(text or ()),
+            start_from=start_from,
+            fresh=fresh,
+            cache=cache,
         ),
     )
     err = console(stderr=True)
@@ -148,31 +162,54 @@ def train(  # noqa: PLR0913 - one argument per option
         llm,
         plan,
         notify=lambda message: err.print(message, soft_wrap=True),
-        on_sample=lambda done, wanted: _tell_count(err, "conversations", done, wanted),
-        on_shard=lambda done, wanted: _tell_count(err, "feature shards", done, wanted, every=8),
+        on_written=lambda written: _tell_text(err, written),
+        on_featured=lambda done, wanted: err.print(f"features: {done} of {wanted} texts", soft_wrap=True),
         on_report=lambda report: err.print(report_line(report), soft_wrap=True),
     )
+    if text_only:
+        made = run.prepare()
+        if run.is_first:
+            _show_text(console(), out, made, as_json=as_json)
+        return
     result = run.run()
     if run.is_first:
         _show(console(), result, as_json=as_json)
 
 
-def _tell_count(out: Console, what: str, done: int, wanted: int, *, every: int = _EVERY) -> None:
-    if done % every == 0 or done == wanted:
-        out.print(f"{what}: {done} of {wanted}", soft_wrap=True)
+def _tell_text(out: Console, written: Written) -> None:
+    if written.made % _EVERY == 0 or written.tried == written.wanted:
+        out.print(
+            f"conversations: {written.made} made, {written.tried} of {written.wanted} tried | "
+            f"{written.tokens_per_second:.0f} tokens/s | {_clock(written.seconds_left)} left",
+            soft_wrap=True,
+        )
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def report_line(report: Report) -> str:
     """One line of progress: loss, acceptance by slot, estimated accepted length, speed and time left."""
     now = report.recent
     rates = " ".join(f"{rate:.2f}" for rate in now.accept)
-    minutes, seconds = divmod(round(report.seconds_left), 60)
-    hours, minutes = divmod(minutes, 60)
     return (
         f"step {report.step}/{report.num_steps} | loss {now.loss:.3f} | accepted {rates} | tokens per round "
         f"{now.sampled_length:.2f} sampled, {now.greedy_length:.2f} greedy | {report.tokens_per_second:.0f} tokens/s | "
-        f"{hours}:{minutes:02d}:{seconds:02d} left"
+        f"{_clock(report.seconds_left)} left"
     )
+
+
+def _show_text(out: Console, folder: Path, samples: Sequence[Sample], *, as_json: bool) -> None:
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    if as_json:
+        out.print(
+            json.dumps({"folder": str(folder), "num_samples": len(samples), "num_tokens": tokens}), soft_wrap=True
+        )
+        return
+    out.print(f"text in {folder}: {len(samples)} conversations to learn from, {tokens} tokens")
 
 
 def _show(out: Console, result: Trained, *, as_json: bool) -> None:

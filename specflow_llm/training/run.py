@@ -1,11 +1,12 @@
 """From a target to a trained drafter in a folder: text, features, training, figures. Every stage can be interrupted.
 
-The folder holds ``samples.jsonl`` (text), ``training.pt`` (where training is), and at the end ``config.json`` and
-``model.safetensors`` (the drafter) and ``README.md`` (its model card).
+The folder holds ``samples.jsonl`` (text; where several processes write it, a file of each), ``training.pt`` (where
+training is), and at the end ``config.json`` and ``model.safetensors`` (the drafter) and ``README.md`` (its model card).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -20,13 +21,15 @@ from ..dspark import TargetAdapter
 from ..errors import TrainingError
 from ..llm import LLM
 from ..provenance import provenance
-from .features import CACHE_DTYPE, FeatureCache, FeatureSource, LiveFeatures, cache_bytes, cached_layers
+from .feature_cache import CACHE_DTYPE, CachedFeatures, FeatureCache, cache_bytes, cached_layers
+from .features import FeatureSource, LiveFeatures
 from .kinds import build_kind
-from .samples import OPENERS, Sample, SampleMaker, SampleSettings, read_samples, samples_digest
+from .samples import OPENERS, Sample, SampleSettings, read_samples, tried_indices
 from .settings import TrainSettings
 from .students import Trainee
 from .trainer import Measured, Report, Trainer
 from .world import World
+from .writer import KeptFeatures, SampleMaker
 
 SAMPLES_FILE = "samples.jsonl"
 CARD_FILE = "README.md"
@@ -47,14 +50,28 @@ class TrainingPlan:
     :class:`~specflow_llm.drafters.ConvConfig`) to set otherwise than the kind's ``design`` does."""
     prompts: Path | None = None
     """JSON lines with ``prompt`` or ``turns``; None has the target ask itself."""
-    samples: Path | None = None
-    """Training text made before; None makes it in ``out``."""
+    samples: Sequence[Path] = ()
+    """Files of training text made before; without them it is made in ``out``."""
     start_from: Path | None = None
     """A drafter to go on from; its config is kept, but for the fields in ``drafter``, of which few can change."""
     fresh: bool = False
     """Start from random weights even where the target's layers could be copied."""
     cache: Path | None = None
-    """Where to keep features; None runs the target in every epoch."""
+    """Where to keep features, from the moment text is written; None runs the target in every epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Progress in making text."""
+
+    made: int
+    """Conversations there are."""
+    tried: int
+    """With those that came to nothing."""
+    wanted: int
+    tokens_per_second: float
+    """Written or read since this process began, by this process."""
+    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +92,8 @@ class TrainingRun:
         llm: the target, loaded without a drafter.
         plan: what to do.
         notify: told what begins.
-        on_sample: told (samples made, samples wanted) while text is made.
-        on_shard: told (shards done, shards in all) while features are cached.
+        on_written: told about progress while text is made.
+        on_featured: told (texts done, texts in all) while features are computed for the cache.
         on_report: told about progress in training.
     """
 
@@ -86,12 +103,13 @@ class TrainingRun:
         plan: TrainingPlan,
         *,
         notify: Callable[[str], None] = lambda _message: None,
-        on_sample: Callable[[int, int], None] = lambda _done, _all: None,
-        on_shard: Callable[[int, int], None] = lambda _done, _all: None,
+        on_written: Callable[[Written], None] = lambda _written: None,
+        on_featured: Callable[[int, int], None] = lambda _done, _all: None,
         on_report: Callable[[Report], None] = lambda _report: None,
     ) -> None:
         self._llm, self._plan = llm, plan
-        self._notify, self._on_sample, self._on_shard, self._on_report = notify, on_sample, on_shard, on_report
+        self._notify, self._on_report = notify, on_report
+        self._on_written, self._on_featured = on_written, on_featured
         self._adapter = TargetAdapter(llm.model)
         self._kind = build_kind(plan.kind, self._adapter, llm.tokenizer)
         self._world = World.join(llm.model.device)
@@ -109,13 +127,12 @@ class TrainingRun:
         """
         started = time.perf_counter()
         plan = self._plan
-        start, config = self._start()  # refused before hours of making text
-        samples = self.samples()
+        start, config = self._start  # refused before hours of making text
+        samples, source = self._prepared()
         model: Trainee = start or self._kind.new(
             config, samples, seed=plan.training.seed, fresh=plan.fresh, notify=self._notify
         )
         self._notify(self._kind.describe(model, samples))
-        source = self._source(self._kind.layers(config), samples)
         training = plan.training
         if training.short_blocks is None and start is not None:
             training = training.with_(short_blocks=0.0)
@@ -131,6 +148,19 @@ class TrainingRun:
         self._world.wait()
         return result
 
+    def prepare(self) -> list[Sample]:
+        """The first stages only: the training text, and with a cache its features; what is absent is made.
+
+        Raises:
+            TrainingError: as :meth:`run`.
+        """
+        return self._prepared()[0]
+
+    def _prepared(self) -> tuple[list[Sample], FeatureSource]:
+        samples = self.samples()
+        return samples, self._source(samples)
+
+    @functools.cached_property
     def _start(self) -> tuple[Trainee | None, Any]:
         """The drafter to go on from, if there is one, and the config of the drafter to train."""
         plan = self._plan
@@ -149,30 +179,52 @@ class TrainingRun:
             TrainingError: prompts or text cannot be read, or nothing is left to learn from.
         """
         plan = self._plan
-        path = plan.samples or plan.out / SAMPLES_FILE
-        if plan.samples is None and self._world.is_first:
-            self._make(path)
+        if not plan.samples:
+            self._make()
         self._world.wait()
-        vocab = self._adapter.vocab_size
-        found = read_samples(path)
-        if any(max(sample.token_ids) >= vocab for sample in found):
-            raise TrainingError(f"{path} holds token ids that this target does not know", "make the text anew")
+        if plan.samples:
+            found = _interleaved([self._read(path) for path in plan.samples])
+        else:
+            parts = [self._read(path) for path in plan.out.glob(f"{Path(SAMPLES_FILE).stem}*.jsonl")]
+            found = sorted((sample for part in parts for sample in part), key=lambda sample: sample.index)
         usable = [sample for sample in found if len(sample.token_ids) - sample.first_own >= _LEAST_ANSWER]
         if not usable:
-            raise TrainingError(f"{path} holds no conversation long enough to learn from", "make more samples")
+            names = ", ".join(map(str, plan.samples or [plan.out]))
+            raise TrainingError(f"{names} holds no conversation long enough to learn from", "make more samples")
         return usable
 
-    def _make(self, path: Path) -> None:
-        plan = self._plan
+    def _read(self, path: Path) -> list[Sample]:
+        found = read_samples(path)
+        if any(max(sample.token_ids) >= self._adapter.vocab_size for sample in found):
+            raise TrainingError(f"{path} holds token ids that this target does not know", "make the text anew")
+        return found
+
+    def _make(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Make this process's part of what is absent."""
+        plan, world = self._plan, self._world
         prompts = None if plan.prompts is None else self._read_prompts(plan.prompts)
         wanted = plan.data.num_samples if prompts is None else min(plan.data.num_samples, len(prompts))
-        self._check_recipe(prompts)
-        maker = SampleMaker(self._llm, plan.data, prompts=prompts)
-        done = len(read_samples(path)) if path.exists() else 0
-        if done < wanted:
-            self._notify(f"making training text: {done} of {wanted} conversations are there")
-        for made, _sample in enumerate(maker.run(path), done + 1):
-            self._on_sample(made, wanted)
+        if world.is_first:
+            self._check_recipe(prompts)
+        world.wait()
+        path = plan.out / (SAMPLES_FILE if world.is_first else f"{Path(SAMPLES_FILE).stem}-{world.rank}.jsonl")
+        features = self._kept_features(wanted)
+        maker = SampleMaker(self._llm, plan.data, prompts=prompts, features=features, part=(world.rank, world.size))
+        mine = len(range(world.rank, wanted, world.size))
+        made, tried = (len(read_samples(path)), len(tried_indices(path))) if path.exists() else (0, 0)
+        if tried < mine:
+            self._notify(f"making training text: {made} of {mine} conversations are there")
+        begun, tokens, before = clock(), 0, tried
+
+        def note(_index: int, length: int) -> None:
+            nonlocal tokens, tried
+            tokens, tried = tokens + length, tried + 1
+
+        for _sample in maker.run(path, on_tried=note):
+            made += 1
+            spent = max(clock() - begun, 1e-9)
+            left = spent / (tried - before) * (mine - tried)
+            self._on_written(Written(made, tried, mine, tokens / spent, left))
 
     def _check_recipe(self, prompts: Sequence[Sequence[int]] | None) -> None:
         """Text of two recipes must not end up in one file."""
@@ -222,20 +274,39 @@ class TrainingRun:
 
     # --- Features -----------------------------------------------------------------------------------------------------
 
-    def _source(self, layers: Sequence[int], samples: Sequence[Sample]) -> FeatureSource:
-        plan = self._plan
-        if plan.cache is None:
+    def _kept_features(self, wanted: int) -> KeptFeatures | None:
+        """Where to keep features of text that is being made."""
+        cache, layers = self._cache()
+        if cache is None:
+            return None
+        data = self._plan.data
+        self._tell_size(wanted * (data.max_prompt_tokens + data.max_answer_tokens), layers, "at most ")
+        return KeptFeatures(self._adapter, layers, cache)
+
+    def _source(self, samples: Sequence[Sample]) -> FeatureSource:
+        cache, layers = self._cache()
+        if cache is None:
             return LiveFeatures(self._adapter, layers, samples)
-        layers = tuple(layers) or cached_layers(plan.cache)  # a cache with features serves who needs none, too
-        live = LiveFeatures(self._adapter, layers, samples, dtype=CACHE_DTYPE)
-        size = cache_bytes(samples, len(layers), self._adapter.hidden_size)
-        self._notify(f"features of all text take {size / 1e9:.2f} GB in {plan.cache}")
-        identity = {"target": self._adapter.name, "layers": list(layers), "samples": samples_digest(samples)}
-        cache = FeatureCache(plan.cache, live, identity, len(samples))
+        self._tell_size(sum(len(sample.token_ids) for sample in samples), layers)
+        source = CachedFeatures(cache, LiveFeatures(self._adapter, layers, samples, dtype=CACHE_DTYPE), samples)
         if self._world.is_first:
-            cache.build(self._on_shard)
+            source.build(self._on_featured)
         self._world.wait()
-        return cache
+        cache.refresh()
+        return source
+
+    def _cache(self) -> tuple[FeatureCache | None, tuple[int, ...]]:
+        """The cache, where one is wanted, and the layers tapped."""
+        layers, folder = tuple(self._kind.layers(self._start[1])), self._plan.cache
+        if folder is None:
+            return None, layers
+        layers = layers or cached_layers(folder)  # a cache with features serves who needs none, too
+        identity = {"target": self._adapter.name, "dtype": str(self._adapter.dtype), "layers": list(layers)}
+        return FeatureCache(folder, identity), layers
+
+    def _tell_size(self, tokens: int, layers: Sequence[int], bound: str = "") -> None:
+        size = cache_bytes(tokens, len(layers), self._adapter.hidden_size)
+        self._notify(f"features of all text take {bound}{size / 1e9:.2f} GB in {self._plan.cache}")
 
     # --- Result -------------------------------------------------------------------------------------------------------
 
@@ -258,6 +329,20 @@ class TrainingRun:
         (plan.out / CARD_FILE).write_text(card, encoding="utf-8")
 
 
+def _interleaved(files: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Conversations of several files, in the order of how far into its file each stands.
+
+    So any share at the end, which is held out, holds that share of every file, and a file's own part of it is the same
+    with other files beside it: going on with more text does not train on what was held out before.
+    """
+    placed = [
+        ((place + 0.5) / len(file), number, sample)
+        for number, file in enumerate(files)
+        for place, sample in enumerate(file)
+    ]
+    return [sample for _share, _number, sample in sorted(placed, key=lambda entry: entry[:2])]
+
+
 def plan_from_file(values: Mapping[str, Any], plan: TrainingPlan) -> TrainingPlan:
     """A plan with the sections of a settings file put in.
 
@@ -272,4 +357,4 @@ def plan_from_file(values: Mapping[str, Any], plan: TrainingPlan) -> TrainingPla
     return TrainingPlan(**{**plan.__dict__, "data": data, "training": training, "drafter": values.get("drafter", {})})
 
 
-__all__ = ["Trained", "TrainingPlan", "TrainingRun", "plan_from_file"]
+__all__ = ["Trained", "TrainingPlan", "TrainingRun", "Written", "plan_from_file"]

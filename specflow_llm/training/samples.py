@@ -1,8 +1,8 @@
-"""Training text from nothing but the target: prompts it asks itself, answers it gives.
+"""Training text: what a conversation is, how many of which kind are wanted, and files of them.
 
-A chat model that is shown the beginning of a user's turn goes on to write one (Xu et al. 2024, "Magpie", 2406.08464).
-Its answers, at the temperatures it will be served at, are the law a drafter has to learn: text from elsewhere trains
-drafters that are accepted less (on-policy data; see ``docs/train-a-drafter.md``).
+:mod:`.writer` makes it from nothing but the target: prompts it asks itself, and its answers at the temperatures it will
+be served at. Those are the law a drafter has to learn: text from elsewhere trains drafters that are accepted less
+(on-policy data; see ``docs/train-a-drafter.md``).
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specflow.errors import InvalidSettingError
 
-from ..config import SamplingParams
-from ..drafters.base import RowId
-from ..engine import Completion, Engine
 from ..errors import TrainingError
-from ..llm import LLM
 
 _MARK = "\x00specflow\x00"
-_SHORTEST_PROMPT = 4
+_DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +124,11 @@ class Sample:
     @classmethod
     def from_line(cls, line: str) -> Sample:
         """Read :meth:`to_line` back."""
-        fields: dict[str, Any] = json.loads(line)
+        return cls.from_fields(json.loads(line))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Sample:
+        """Of plain data."""
         return cls(**{**fields, "token_ids": tuple(fields["token_ids"])})
 
 
@@ -160,7 +159,7 @@ class ChatShape:
         before, mark, after = text.partition(_MARK)
         if not mark:
             raise TrainingError("the chat template changes the user's text", "give prompts in a file (--prompts)")
-        shape = cls(_ids(tokenizer, before), _ids(tokenizer, after))
+        shape = cls(plain_ids(tokenizer, before), plain_ids(tokenizer, after))
         if not shape.before:
             raise TrainingError(
                 "the chat template puts nothing before the user's text, so a prompt cannot begin",
@@ -169,8 +168,23 @@ class ChatShape:
         return shape
 
 
-def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+def plain_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Token ids of text that continues other text."""
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def dropped_line(index: int) -> str:
+    """A line for a conversation that came to nothing, so that nobody tries it again."""
+    return json.dumps({"index": index, _DROPPED: True}, separators=(",", ":"))
+
+
+def tried_indices(path: Path) -> set[int]:
+    """Conversations of a file that need not be tried again: those in it, and those that came to nothing.
+
+    Raises:
+        TrainingError: as :func:`read_samples`.
+    """
+    return {index for index, _sample in _entries(path)}
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -179,7 +193,12 @@ def read_samples(path: Path) -> list[Sample]:
     Raises:
         TrainingError: the file cannot be read, or holds something else.
     """
-    samples: dict[int, Sample] = {}
+    samples = {index: sample for index, sample in _entries(path) if sample is not None}
+    return [samples[index] for index in sorted(samples)]
+
+
+def _entries(path: Path) -> Iterator[tuple[int, Sample | None]]:
+    """Index and conversation of every line; None for one that came to nothing."""
     try:
         data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         lines = data.decode("utf-8").split("\n")
@@ -189,15 +208,15 @@ def read_samples(path: Path) -> list[Sample]:
         if not line:
             continue
         try:
-            sample = Sample.from_line(line)
-        except (ValueError, TypeError, KeyError) as error:
+            fields = json.loads(line)
+            entry = fields["index"], None if fields.get(_DROPPED) else Sample.from_fields(fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             if number == len(lines):
                 break
             raise TrainingError(
                 f"line {number} of {path} is not a training sample ({error})", "delete the file to make it anew"
             ) from error
-        samples[sample.index] = sample
-    return [samples[index] for index in sorted(samples)]
+        yield entry
 
 
 def samples_digest(samples: Iterable[Sample]) -> str:
@@ -206,124 +225,3 @@ def samples_digest(samples: Iterable[Sample]) -> str:
     for sample in samples:
         digest.update(sample.to_line().encode())
     return digest.hexdigest()
-
-
-class SampleMaker:
-    """Has a target ask and answer itself, many conversations at once; resumes from what a file already holds.
-
-    Each conversation's text depends on its index, the seed and the target only, not on batch or order.
-
-    Args:
-        llm: the target.
-        settings: what to make.
-        prompts: prompts to answer, as token ids; None has the target ask itself.
-        openers: beginnings of self-asked prompts.
-    """
-
-    def __init__(
-        self,
-        llm: LLM,
-        settings: SampleSettings,
-        *,
-        prompts: Sequence[Sequence[int]] | None = None,
-        openers: Sequence[str] = OPENERS,
-    ) -> None:
-        self._engine: Engine = llm.engine
-        self._settings = settings
-        self._prompts = prompts
-        self._tokenizer = llm.tokenizer
-        self._shape = ChatShape.of(llm.tokenizer) if prompts is None else None
-        self._openers = tuple(openers)
-        self._asking: dict[RowId, tuple[int, list[int]]] = {}
-        self._answering: dict[RowId, tuple[int, int]] = {}
-
-    def run(
-        self, path: Path, *, on_sample: Callable[[Sample], None] = lambda _sample: None, window: int = 128
-    ) -> Iterator[Sample]:
-        """Make what the file lacks, append each conversation when it is complete, and yield it.
-
-        Args:
-            path: a JSON-lines file; made if absent.
-            on_sample: told about each new sample.
-            window: conversations under way at most.
-        """
-        done: set[int] = set()
-        if path.exists():
-            _drop_torn_line(path)  # first: what is dropped is not done
-            done = {sample.index for sample in read_samples(path)}
-        count = self._settings.num_samples
-        if self._prompts is not None:
-            count = min(count, len(self._prompts))
-        todo = iter([index for index in range(count) if index not in done])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            self._fill(todo, window)
-            while self._asking or self._answering:
-                for update in self._engine.step():
-                    if update.error is not None:
-                        raise update.error
-                    if update.completion is not None:
-                        sample = self._advance(update.request_id, update.completion)
-                        if sample is not None:
-                            file.write(sample.to_line() + "\n")
-                            file.flush()
-                            on_sample(sample)
-                            yield sample
-                self._fill(todo, window)
-
-    def _fill(self, todo: Iterator[int], window: int) -> None:
-        while len(self._asking) + len(self._answering) < window:
-            index = next(todo, None)
-            if index is None:
-                return
-            self._begin(index)
-
-    def _begin(self, index: int) -> None:
-        if self._shape is None:
-            self._answer(index, list((self._prompts or ())[index]), None)
-            return
-        chance = random.Random(f"{self._settings.seed}/{index}")  # noqa: S311 - repeatable, not secret
-        ids = list(self._shape.before)
-        if self._openers and chance.random() < self._settings.opened_fraction:
-            ids += _ids(self._tokenizer, chance.choice(self._openers).rstrip())
-        params = SamplingParams(
-            max_tokens=self._settings.max_prompt_tokens,
-            temperature=self._settings.prompt_temperature,
-            seed=self._seed(index, 0),
-        )
-        self._asking[self._engine.submit(ids, params, index=index)] = (index, ids)
-
-    def _answer(self, index: int, ids: list[int], first_own: int | None) -> None:
-        temperatures = self._settings.temperatures
-        params = SamplingParams(
-            max_tokens=self._settings.max_answer_tokens,
-            temperature=temperatures[index % len(temperatures)],
-            seed=self._seed(index, 1),
-        )
-        own = len(ids) if first_own is None else first_own
-        self._answering[self._engine.submit(ids, params, index=index)] = (index, own)
-
-    def _advance(self, request: RowId, completion: Completion) -> Sample | None:
-        if request in self._asking:
-            index, ids = self._asking.pop(request)
-            asked = list(completion.token_ids[:-1])
-            # A prompt that never ended, or is empty, is no prompt; the index stays without a sample.
-            if completion.finish_reason == "stop" and len(asked) >= _SHORTEST_PROMPT and self._shape is not None:
-                self._answer(index, [*ids, *asked, *self._shape.after], len(ids))
-            return None
-        index, own = self._answering.pop(request)
-        temperatures = self._settings.temperatures
-        ids = [*completion.prompt_token_ids, *completion.token_ids]
-        return Sample(index, tuple(ids), len(completion.prompt_token_ids), own, temperatures[index % len(temperatures)])
-
-    def _seed(self, index: int, stage: int) -> int:
-        return random.Random(f"{self._settings.seed}/{index}/{stage}").getrandbits(62)  # noqa: S311 - not secret
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Remove what a killed process wrote of a line it did not finish."""
-    with path.open("rb+") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            file.truncate(whole)

@@ -375,7 +375,7 @@ def test_a_run_leaves_a_drafter_in_its_folder(tmp_path: Path) -> None:
         kind="conv",
         training=SETTINGS.with_(epochs=1.0),
         drafter=SIZES,
-        samples=text,
+        samples=(text,),
         cache=tmp_path / "cache",
     )
     told: list[str] = []
@@ -397,7 +397,7 @@ def test_a_run_leaves_a_drafter_in_its_folder(tmp_path: Path) -> None:
     drafting = LLM(target(), tokenizer=None, check_model=False, speculation=Speculation(drafter=str(plan.out)))
     params = SamplingParams(max_tokens=8)
     assert drafting.generate([[1, 2, 3]], params)[0].token_ids == llm.generate([[1, 2, 3]], params)[0].token_ids
-    start = TrainingPlan(out=tmp_path / "on", kind="conv", training=plan.training, samples=text, start_from=plan.out)
+    start = TrainingPlan(out=tmp_path / "on", kind="conv", training=plan.training, samples=(text,), start_from=plan.out)
     assert TrainingRun(llm, start).run().num_samples == 24
 
 
@@ -407,13 +407,14 @@ def test_a_cache_with_features_serves_both_kinds(tmp_path: Path) -> None:
     text.write_text("".join(sample.to_line() + "\n" for sample in samples()[:12]))
     llm = LLM(tiny_model("llama", num_hidden_layers=4), tokenizer=None, check_model=False)
     settings = SETTINGS.with_(epochs=0.1, num_anchors=4)
-    written: list[int] = []
+    written: list[dict[str, int]] = []
     for kind, sizes in (("dspark", {"num_features": 2, "num_layers": 1}), ("conv", SIZES)):
         plan = TrainingPlan(
-            out=tmp_path / kind, kind=kind, training=settings, drafter=sizes, samples=text, cache=tmp_path / "cache"
+            out=tmp_path / kind, kind=kind, training=settings, drafter=sizes, samples=(text,), cache=tmp_path / "cache"
         )
         TrainingRun(llm, plan).run()
-        written.append((tmp_path / "cache" / "000000.safetensors").stat().st_mtime_ns)
+        written.append({path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*.safetensors")})
+    assert written[0]
     assert written[0] == written[1]
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 from specflow.errors import InvalidSettingError
 from specflow_llm import LLM, SamplingParams
-from specflow_llm.errors import TrainingError
+from specflow_llm.cli import app
+from specflow_llm.dspark import TargetAdapter
+from specflow_llm.errors import ContextLengthError, PromptError, TrainingError
+from specflow_llm.training.feature_cache import FeatureCache
+from specflow_llm.training.features import LiveFeatures
 from specflow_llm.training.run import TrainingPlan, TrainingRun
-from specflow_llm.training.samples import (
-    ChatShape,
-    Sample,
-    SampleMaker,
-    SampleSettings,
-    read_samples,
-)
+from specflow_llm.training.samples import ChatShape, Sample, SampleSettings, dropped_line, read_samples, tried_indices
+from specflow_llm.training.writer import KeptFeatures, SampleMaker
 from tests.specflow_llm.block_drafters import target
+from tests.specflow_llm.models import tiny_model
 from tests.specflow_llm.tokenizers import ALPHABET, ByteTokenizer, CharTokenizer, byte_level_bpe
 
 OPENERS = ("Why do ", "Explain ", "How many ")
@@ -53,11 +56,12 @@ def make(
     *,
     window: int = 128,
     prompts: list[list[int]] | None = None,
-    on_sample: Callable[[Sample], None] = lambda _sample: None,
+    part: tuple[int, int] = (0, 1),
+    on_tried: Callable[[int, int], None] = lambda _index, _tokens: None,
 ) -> list[Sample]:
     """Make a file of samples; what was yielded, in order."""
-    maker = SampleMaker(llm(), settings, prompts=prompts, openers=OPENERS)
-    return list(maker.run(path, window=window, on_sample=on_sample))
+    maker = SampleMaker(llm(), settings, prompts=prompts, openers=OPENERS, part=part)
+    return list(maker.run(path, window=window, on_tried=on_tried))
 
 
 @functools.cache
@@ -106,6 +110,21 @@ def test_answers_are_the_targets(samples: list[Sample]) -> None:
     assert len({entry.token_ids for entry in samples}) == len(samples)
 
 
+def test_everything_written_is_what_plain_decoding_writes(samples: list[Sample]) -> None:
+    """Prompts and answers are those of requests of their own with the same seeds, each read from its beginning.
+
+    What follows the template's tokens would differ if one were run twice, or at another position.
+    """
+    for entry in samples:
+        for stage, begin, temperature in ((0, entry.first_own, 1.0), (1, entry.num_prompt, entry.temperature)):
+            seed = random.Random(f"{SETTINGS.seed}/{entry.index}/{stage}").getrandbits(62)
+            longest = (SETTINGS.max_prompt_tokens, SETTINGS.max_answer_tokens)[stage]
+            params = SamplingParams(max_tokens=longest, temperature=temperature, seed=seed)
+            out = llm().generate(list(entry.token_ids[:begin]), params)[0]
+            asked = entry.token_ids[begin : entry.num_prompt - 1] if stage == 0 else entry.token_ids[begin:]
+            assert out.token_ids == asked
+
+
 def test_a_sample_depends_on_seed_and_index_only(samples: list[Sample], tmp_path: Path) -> None:
     """Neither the number under way together nor how many are wanted changes one; another seed does."""
     make(tmp_path / "few.jsonl", window=2)
@@ -120,10 +139,42 @@ def test_a_sample_depends_on_seed_and_index_only(samples: list[Sample], tmp_path
 
 
 def test_no_more_conversations_than_the_window_are_under_way(tmp_path: Path) -> None:
-    """New ones begin only as others end."""
-    under_way: list[int] = []
-    make(tmp_path / "samples.jsonl", window=3, on_sample=lambda _sample: under_way.append(llm().engine.num_unfinished))
-    assert max(under_way) <= 3
+    """New ones begin only as others end; a caller that stops early leaves none behind."""
+    maker = SampleMaker(llm(), SETTINGS, openers=OPENERS)
+    under_way = [len(maker._rows) for _sample in maker.run(tmp_path / "samples.jsonl", window=3)]
+    assert under_way[0] == 2  # the third has just ended
+    assert max(under_way) <= 2
+    assert maker._rows == []
+    other = SampleMaker(llm(), SETTINGS, openers=OPENERS)
+    run = other.run(tmp_path / "other.jsonl", window=3)
+    next(run)
+    run.close()
+    assert other._rows == []
+    assert len(list(other.run(tmp_path / "other.jsonl"))) == len(under_way) - 1
+
+
+def test_several_processes_share_the_work(samples: list[Sample], tmp_path: Path) -> None:
+    """By index: together they make what one makes."""
+    parts = [make(tmp_path / f"{rank}.jsonl", part=(rank, 3)) for rank in range(3)]
+    assert all(entry.index % 3 == rank for rank, part in enumerate(parts) for entry in part)
+    assert sorted((entry for part in parts for entry in part), key=lambda entry: entry.index) == samples
+
+
+def test_what_came_to_nothing_is_not_tried_again(samples: list[Sample], tmp_path: Path) -> None:
+    """Prompts that did not end are noted: a rerun does nothing at all, and reading passes them over."""
+    path = tmp_path / "samples.jsonl"
+    tried: list[int] = []
+    make(path, on_tried=lambda index, _tokens: tried.append(index))
+    assert sorted(tried) == list(range(14))
+    assert tried_indices(path) == set(tried)
+    assert len(samples) < len(tried)
+    again: list[int] = []
+    make(path, on_tried=lambda index, _tokens: again.append(index))
+    assert again == []
+    assert read_samples(path) == samples
+    path.write_text(dropped_line(4) + "\n" + samples[0].to_line() + '\n{"index":9,"dro', encoding="utf-8")
+    assert read_samples(path) == samples[:1]
+    assert tried_indices(path) == {4, samples[0].index}
 
 
 @pytest.mark.parametrize("cut", ["in a line", "before the line break", "between lines"])
@@ -136,7 +187,7 @@ def test_a_file_that_a_crash_cut_short_is_completed(samples: list[Sample], tmp_p
     made = make(path)
     assert read_samples(path) == samples
     assert sorted(entry.index for entry in made) == sorted(entry.index for entry in samples[:-2])
-    assert len(path.read_text(encoding="utf-8").splitlines()) == len(samples)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 14
     assert make(path) == []  # and a complete file is left alone
 
 
@@ -164,6 +215,96 @@ def test_given_prompts_are_answered(tmp_path: Path) -> None:
         SampleMaker(plain, SETTINGS, prompts=prompts).run(tmp_path / "plain.jsonl"), key=lambda entry: entry.index
     )
     assert [len(entry.token_ids) >= len(prompt) + 1 for entry, prompt in zip(again, prompts, strict=True)] == [True] * 3
+
+
+def test_prompts_that_cannot_be_answered_are_refused_before_any_work() -> None:
+    """By number: empty ones, foreign ids, and those that leave no room for an answer."""
+    short = LLM(target(max_position_embeddings=32), tokenizer=None, speculation=None, check_model=False)
+    for bad, said in (([], "empty"), ([1, 99], "99"), ([1] * 32, "32")):
+        with pytest.raises((PromptError, ContextLengthError), match=said):
+            SampleMaker(short, SETTINGS, prompts=[[1, 2], bad])
+
+
+def test_text_ends_where_the_context_does(tmp_path: Path) -> None:
+    """Answers are cut there, and prompts that leave no room for one come to nothing."""
+    short = LLM(target(max_position_embeddings=24), tokenizer=ChatTokenizer(), speculation=None, check_model=False)
+    settings = SampleSettings(num_samples=20, max_prompt_tokens=60, max_answer_tokens=60, seed=5)
+    made = list(SampleMaker(short, settings, openers=()).run(tmp_path / "samples.jsonl"))
+    assert made
+    assert max(len(entry.token_ids) for entry in made) == 24
+    assert len(tried_indices(tmp_path / "samples.jsonl")) == 20
+
+
+@functools.cache
+def family(name: str) -> LLM:
+    """A tiny chat model of a family."""
+    return LLM(tiny_model(name, vocab_size=64), tokenizer=ChatTokenizer(), speculation=None, max_batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3-alternating", "falcon-rotary", "mamba2", "qwen3-next"])
+def test_features_kept_while_writing_are_those_of_reading(name: str, tmp_path: Path) -> None:
+    """Every token's, the last one's included: as if the finished text were run by itself."""
+    own = family(name)
+    adapter = TargetAdapter(own.model)
+    cache = FeatureCache(tmp_path / "features", {"target": name}, shard_size=4)
+    maker = SampleMaker(own, SETTINGS, openers=OPENERS, features=KeptFeatures(adapter, (0, 1), cache))
+    made = list(maker.run(tmp_path / "samples.jsonl", window=5))
+    assert made
+    assert made == make_plainly(own, tmp_path / "plain.jsonl", window=5)
+    cache = FeatureCache(tmp_path / "features", {"target": name}, shard_size=4)  # what is on disk
+    for number, expected in enumerate(LiveFeatures(adapter, (0, 1), made).of(range(len(made)))):
+        found = cache.get(made[number].token_ids)
+        for mine, other in ((found.features, expected.features), (found.hidden, expected.hidden)):
+            assert mine.shape == other.shape
+            assert (mine.float() - other).abs().max() < 0.01 * other.abs().max()
+            shifted = (mine.float()[1:] - other[:-1]).abs().max()
+            assert shifted > 0.05 * other.abs().max()  # a token's features in its neighbour's place would be noticed
+        torch.testing.assert_close(found.log_total, expected.log_total, rtol=0.01, atol=0.05)
+
+
+def make_plainly(own: LLM, path: Path, window: int) -> list[Sample]:
+    """The same without features."""
+    return list(SampleMaker(own, SETTINGS, openers=OPENERS).run(path, window=window))
+
+
+def test_several_files_are_mixed_so_that_what_is_held_out_stays_held_out(tmp_path: Path) -> None:
+    """The last twentieth of two files' text is the last twentieth of each, also when one comes later."""
+    sizes = {"old": 40, "new": 100}
+    for name, size in sizes.items():
+        entries = [Sample(index, tuple(range(20)), 2, 2, 0.0) for index in range(1000 * size, 1001 * size)]
+        (tmp_path / name).write_text("".join(entry.to_line() + "\n" for entry in entries), encoding="utf-8")
+
+    def held(*names: str) -> set[int]:
+        plan = TrainingPlan(out=tmp_path / "out", samples=tuple(tmp_path / name for name in names))
+        found = [entry.index for entry in TrainingRun(llm(), plan).samples()]
+        assert len(set(found)) == len(found) == sum(sizes[name] for name in names)
+        return set(found[-round(0.05 * len(found)) :])
+
+    assert held("old") == {40038, 40039}
+    assert held("old", "new") == held("old") | held("new")
+
+
+def test_the_command_makes_text_and_stops(tmp_path: Path) -> None:
+    """``--text-only``: text and features, no drafter; the same command does nothing more, a longer one adds."""
+    tokenizer = byte_level_bpe()
+    target(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": word * 9}) + "\n" for word in ("abc", "de", "fgh")]
+    prompts.write_text("".join(lines), encoding="utf-8")
+    options = ["train", "--target", str(tmp_path / "model"), "--prompts", str(prompts), "--out", str(tmp_path / "out")]
+    options += ["--cache", str(tmp_path / "cache"), "--text-only", "--json"]
+    told = []
+    for wanted in ("2", "2", "3"):
+        done = CliRunner().invoke(app, [*options, "--samples", wanted])
+        assert done.exit_code == 0, done.stderr
+        told.append((json.loads(done.stdout)["num_samples"], done.stderr))
+    assert [count for count, _ in told] == [2, 2, 3]
+    assert "2 of 2 tried" in told[0][1]
+    assert "tried" not in told[1][1]
+    assert "at most" in told[0][1]
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert list((tmp_path / "cache").glob("*.safetensors"))
 
 
 def test_prompts_are_read_from_a_file(tmp_path: Path) -> None:
@@ -253,8 +394,8 @@ def test_two_recipes_never_share_a_file(tmp_path: Path) -> None:
         return TrainingRun(llm(), TrainingPlan(out=tmp_path / "out", prompts=path, data=data))
 
     first = run()
-    first._make(tmp_path / "out" / "samples.jsonl")
-    run(num_samples=3)._make(tmp_path / "out" / "samples.jsonl")
+    first._make()
+    run(num_samples=3)._make()
     assert len(read_samples(tmp_path / "out" / "samples.jsonl")) == 3
     with pytest.raises(TrainingError, match="other seed"):
-        run(seed=9)._make(tmp_path / "out" / "samples.jsonl")
+        run(seed=9)._make()
