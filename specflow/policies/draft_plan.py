@@ -17,7 +17,8 @@ _MEMORY = 512.0
 _STALE_MEMORY = 16.0
 """The same for places that were not asked for in the round before: what is seen there seldom must count for more."""
 _PROBE = 2
-"""Rounds of full drafts in a row, when lengths that are no longer asked for are looked at again."""
+"""Most rounds of full drafts in a row, when lengths that are no longer asked for are looked at again; fewer where that
+shows :data:`_TRIAL` drafts."""
 _AS_GOOD = 0.995
 """The longest length that promises this fraction of the most is taken: a draft may turn out better than the mean."""
 _MAX_WAIT = 256
@@ -29,8 +30,9 @@ class DraftPlan:
     What is drafted is paid for whether or not it is executed, which no rule of admission can undo. The plan compares
     all lengths by the drafter's own estimates in recent rounds: with ``s[k]`` the mean survival of item k (0 where no
     draft was offered), a length L promises ``max over l <= L of (1 + s[0] + ... + s[l - 1]) / (drafting(L) +
-    execution(l))`` items per second and chain. Estimates of items that are no longer asked for grow old, so a full
-    draft is asked for twice after ``first_wait`` rounds, and after twice as many each time that changes nothing.
+    execution(l))`` items per second and chain. Estimates of items that are no longer asked for grow old, so full
+    drafts are asked for (twice, or once for many chains) after ``first_wait`` rounds, and after twice as many each time
+    that changes nothing.
 
     Args:
         max_draft: longest draft ever asked for.
@@ -60,7 +62,7 @@ class DraftPlan:
             self._wait = self._first_wait
         elif self._probing or self._since_full >= self._wait:
             if not self._probing:
-                self._probing = _PROBE
+                self._probing = min(_PROBE, math.ceil(_TRIAL / num_chains))
                 self._wait = min(2 * self._wait, max(_MAX_WAIT, self._first_wait))
             self._probing -= 1
             return most

@@ -147,7 +147,7 @@ def test_chains_without_a_past_count_as_the_average() -> None:
 
 @pytest.mark.parametrize("make", [CostScheduled, StaleBudget])
 def test_costly_drafts_that_do_not_pay_are_not_asked_for(make: Callable[..., Policy]) -> None:
-    """After 16 drafts that do not pay drafting stops, but for two drafts after 32, 64, 128 and 256 rounds."""
+    """After 16 drafts that do not pay drafting stops, but for two rounds of drafts after 32, 64, 128 and 256."""
     costs = RoundCosts({1: table(lambda _width: 1.0)}, {1: table(lambda length: 1.0, range(1, 5))})
     rounds = Rounds(make(4, costs))
     asked = []
@@ -159,6 +159,23 @@ def test_costly_drafts_that_do_not_pay_are_not_asked_for(make: Callable[..., Pol
     assert asked[:16] == [4] * 16
     assert 6 <= sum(limit > 0 for limit in asked[16:]) <= 12
     assert not any(asked[600:700]) or not any(asked[700:800])
+
+
+@pytest.mark.parametrize(
+    ("num_chains", "rounds_of_drafts"), [(1, 16 + 2 + 2 + 2), (4, 4 + 2 + 2 + 2), (16, 1 + 1 + 1 + 1)]
+)
+def test_many_chains_show_what_their_drafts_are_like_in_one_round(num_chains: int, rounds_of_drafts: int) -> None:
+    """Looking costs a round of full drafts for all chains, so no more rounds are taken than show 16 drafts, or two."""
+    costs = RoundCosts(
+        {num_chains: table(lambda _width: 1.0, range(1, 100))}, {num_chains: table(lambda _length: 1.0, range(1, 5))}
+    )
+    rounds = Rounds(CostScheduled(4, costs), num_chains=num_chains)
+    asked = 0
+    for _ in range(256):
+        rounds.admit(*[[0.3, 0.1, 0.0, 0.0]] * num_chains)
+        asked += rounds.limits[0] > 0
+        rounds.observe(*[0] * num_chains)
+    assert asked == rounds_of_drafts
 
 
 def test_drafting_resumes_when_drafts_become_good() -> None:
