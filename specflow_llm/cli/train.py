@@ -14,7 +14,7 @@ from ..display import console
 from . import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..training.run import Trained, Written
     from ..training.samples import Sample
@@ -158,13 +158,18 @@ def train(  # noqa: PLR0913 - one argument per option
     err = console(stderr=True)
     choice = ModelChoice(model=target, dtype=dtype, device=local_device(device), threads=threads, max_batch_size=64)
     llm = open_llm(choice, err)
+
+    def tell(message: str) -> None:
+        if run.is_first:  # of several processes one talks
+            err.print(message, soft_wrap=True)
+
     run = TrainingRun(
         llm,
         plan,
-        notify=lambda message: err.print(message, soft_wrap=True),
-        on_written=lambda written: _tell_text(err, written),
-        on_featured=lambda done, wanted: err.print(f"features: {done} of {wanted} texts", soft_wrap=True),
-        on_report=lambda report: err.print(report_line(report), soft_wrap=True),
+        notify=tell,
+        on_written=lambda written: _tell_text(tell, written),
+        on_featured=lambda done, wanted: tell(f"features: {done} of {wanted} texts"),
+        on_report=lambda report: tell(report_line(report)),
     )
     if text_only:
         made = run.prepare()
@@ -176,12 +181,11 @@ def train(  # noqa: PLR0913 - one argument per option
         _show(console(), result, as_json=as_json)
 
 
-def _tell_text(out: Console, written: Written) -> None:
+def _tell_text(tell: Callable[[str], None], written: Written) -> None:
     if written.made % _EVERY == 0 or written.tried == written.wanted:
-        out.print(
+        tell(
             f"conversations: {written.made} made, {written.tried} of {written.wanted} tried | "
-            f"{written.tokens_per_second:.0f} tokens/s | {_clock(written.seconds_left)} left",
-            soft_wrap=True,
+            f"{written.tokens_per_second:.0f} tokens/s | {_clock(written.seconds_left)} left"
         )
 
 

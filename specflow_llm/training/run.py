@@ -185,13 +185,17 @@ class TrainingRun:
         if plan.samples:
             found = _interleaved([self._read(path) for path in plan.samples])
         else:
-            parts = [self._read(path) for path in plan.out.glob(f"{Path(SAMPLES_FILE).stem}*.jsonl")]
-            found = sorted((sample for part in parts for sample in part), key=lambda sample: sample.index)
+            by_index = {sample.index: sample for path in self._parts() for sample in self._read(path)}
+            found = [by_index[index] for index in sorted(by_index)]
         usable = [sample for sample in found if len(sample.token_ids) - sample.first_own >= _LEAST_ANSWER]
         if not usable:
             names = ", ".join(map(str, plan.samples or [plan.out]))
             raise TrainingError(f"{names} holds no conversation long enough to learn from", "make more samples")
         return usable
+
+    def _parts(self) -> Sequence[Path]:
+        """The files of text in ``out``: one of each process that ever wrote there."""
+        return sorted(self._plan.out.glob(f"{Path(SAMPLES_FILE).stem}*.jsonl"))
 
     def _read(self, path: Path) -> list[Sample]:
         found = read_samples(path)
@@ -207,24 +211,27 @@ class TrainingRun:
         if world.is_first:
             self._check_recipe(prompts)
         world.wait()
-        path = plan.out / (SAMPLES_FILE if world.is_first else f"{Path(SAMPLES_FILE).stem}-{world.rank}.jsonl")
+        mine = set(range(world.rank, wanted, world.size))
+        elsewhere = {index for part in self._parts() for index in tried_indices(part)}
+        tried = before = len(mine & elsewhere)
+        made = len(mine & {sample.index for part in self._parts() for sample in read_samples(part)})
+        if tried == len(mine):
+            return
         features = self._kept_features(wanted)
         maker = SampleMaker(self._llm, plan.data, prompts=prompts, features=features, part=(world.rank, world.size))
-        mine = len(range(world.rank, wanted, world.size))
-        made, tried = (len(read_samples(path)), len(tried_indices(path))) if path.exists() else (0, 0)
-        if tried < mine:
-            self._notify(f"making training text: {made} of {mine} conversations are there")
-        begun, tokens, before = clock(), 0, tried
+        self._notify(f"making training text: {made} of {len(mine)} conversations are there")
+        begun, tokens = clock(), 0
 
         def note(_index: int, length: int) -> None:
             nonlocal tokens, tried
             tokens, tried = tokens + length, tried + 1
 
-        for _sample in maker.run(path, on_tried=note):
+        path = plan.out / (SAMPLES_FILE if world.is_first else f"{Path(SAMPLES_FILE).stem}-{world.rank}.jsonl")
+        for _sample in maker.run(path, elsewhere=elsewhere, on_tried=note):
             made += 1
             spent = max(clock() - begun, 1e-9)
-            left = spent / (tried - before) * (mine - tried)
-            self._on_written(Written(made, tried, mine, tokens / spent, left))
+            left = spent / (tried - before) * (len(mine) - tried)
+            self._on_written(Written(made, tried, len(mine), tokens / spent, left))
 
     def _check_recipe(self, prompts: Sequence[Sequence[int]] | None) -> None:
         """Text of two recipes must not end up in one file."""

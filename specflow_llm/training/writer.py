@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,19 +106,25 @@ class SampleMaker:
         self._rows: list[_Row] = []
 
     def run(
-        self, path: Path, *, on_tried: Callable[[int, int], None] = lambda _index, _tokens: None, window: int = 64
+        self,
+        path: Path,
+        *,
+        elsewhere: Collection[int] = (),
+        on_tried: Callable[[int, int], None] = lambda _index, _tokens: None,
+        window: int = 64,
     ) -> Iterator[Sample]:
         """Make what the file lacks, append each conversation when it is complete, and yield it.
 
         Args:
             path: a JSON-lines file; made if absent.
+            elsewhere: conversations that need not be tried here.
             on_tried: told (index, tokens written or read) about each conversation that ended, or came to nothing.
             window: conversations under way at most.
         """
-        done: set[int] = set()
+        done = set(elsewhere)
         if path.exists():
             _drop_torn_line(path)  # first: what is dropped is not done
-            done = tried_indices(path)
+            done |= tried_indices(path)
         count = self._settings.num_samples
         if self._prompts is not None:
             count = min(count, len(self._prompts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import random
@@ -20,7 +21,7 @@ from specflow_llm.dspark import TargetAdapter
 from specflow_llm.errors import ContextLengthError, PromptError, TrainingError
 from specflow_llm.training.feature_cache import FeatureCache
 from specflow_llm.training.features import LiveFeatures
-from specflow_llm.training.run import TrainingPlan, TrainingRun
+from specflow_llm.training.run import TrainingPlan, TrainingRun, Written
 from specflow_llm.training.samples import ChatShape, Sample, SampleSettings, dropped_line, read_samples, tried_indices
 from specflow_llm.training.writer import KeptFeatures, SampleMaker
 from tests.specflow_llm.block_drafters import target
@@ -158,6 +159,22 @@ def test_several_processes_share_the_work(samples: list[Sample], tmp_path: Path)
     parts = [make(tmp_path / f"{rank}.jsonl", part=(rank, 3)) for rank in range(3)]
     assert all(entry.index % 3 == rank for rank, part in enumerate(parts) for entry in part)
     assert sorted((entry for part in parts for entry in part), key=lambda entry: entry.index) == samples
+
+
+def test_work_that_was_shared_is_finished_by_one(tmp_path: Path) -> None:
+    """Whoever goes on takes all files of a folder into account: nothing is made twice, nothing is left out."""
+    out = tmp_path / "out"
+    settings = dataclasses.replace(SETTINGS, opened_fraction=0.0)
+    make(out / "samples-1.jsonl", settings, part=(1, 2))
+    told: list[Written] = []
+    TrainingRun(llm(), TrainingPlan(out=out, data=settings), on_written=told.append)._make()
+    theirs, mine = read_samples(out / "samples-1.jsonl"), read_samples(out / "samples.jsonl")
+    assert not {entry.index for entry in theirs} & {entry.index for entry in mine}
+    assert told[-1].made == len(theirs) + len(mine)
+    assert 7 < told[-1].tried <= told[-1].wanted == 14
+    (out / "samples-2.jsonl").write_text((out / "samples.jsonl").read_text("utf-8"), encoding="utf-8")
+    usable = TrainingRun(llm(), TrainingPlan(out=out, data=settings)).samples()
+    assert len({entry.index for entry in usable}) == len(usable)
 
 
 def test_what_came_to_nothing_is_not_tried_again(samples: list[Sample], tmp_path: Path) -> None:
