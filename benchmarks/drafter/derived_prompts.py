@@ -5,6 +5,9 @@ them. This script makes such prompts from answers in a file of samples, for ``sp
 
     python benchmarks/drafter/derived_prompts.py --samples samples.jsonl --out prompts.jsonl --count 2000 --seed 3
 
+``--passages 6`` puts two to six answers into every prompt, as one document or as passages to search: prompts of some
+hundred tokens, where the drafter has to find what the target finds.
+
 No text of a benchmark is used.
 """
 
@@ -13,13 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from specflow_llm.hub import BUILTIN_MODELS, DEMO_MODEL, ensure_builtin
-from specflow_llm.training.samples import ChatShape, read_samples
+from specflow_llm.training.samples import ChatShape, Sample, read_samples
 
 ABOUT_ONE = (
     "Summarize the following text in two or three sentences:\n\n{text}",
@@ -42,6 +46,18 @@ ABOUT_QUESTION = (
     "Context: {text}\n\nContext: {other}\n\nBased on the context, answer briefly: {question}",
     "Here is an answer to the question '{question}':\n\n{text}\n\nIs it right? What is missing?",
 )
+ABOUT_DOCUMENT = (
+    "Summarize the following article in three or four sentences.\n\n{document}",
+    "Article:\n\n{document}\n\nWrite a summary of this article.",
+    "{document}\n\nTL;DR:",
+    "Write a short abstract of this report:\n\n{document}",
+    "List the most important facts of the following document:\n\n{document}",
+)
+ABOUT_PASSAGES = (
+    "Answer the question with the help of these passages.\n\n{passages}\n\nQuestion: {question}\nAnswer:",
+    "Question: {question}\n\nSearch results:\n\n{passages}\n\nAnswer the question in one or two sentences.",
+    "{passages}\n\nWhich of these passages helps with '{question}'? Answer with what it says.",
+)
 MIN_TOKENS, MAX_TOKENS = 30, 180
 """Answers that are shorter or longer are passed over; so are sampled ones, which make little sense in a small model."""
 MAX_QUESTION = 60
@@ -52,6 +68,23 @@ def _text(tokenizer: Any, ids: tuple[int, ...]) -> str:
     return text.strip()
 
 
+def _answer(tokenizer: Any, sample: Sample) -> str:
+    return _text(tokenizer, sample.token_ids[sample.num_prompt :])
+
+
+def _about_many(
+    tokenizer: Any, usable: Sequence[Sample], number: int, question: str | None, most: int, chance: random.Random
+) -> str:
+    """A prompt about answer ``number`` and others after it: a question that it answers, or a task about all."""
+    chosen = [usable[(number + step) % len(usable)] for step in range(chance.randint(2, most))]
+    if question is None:
+        document = "\n\n".join(_answer(tokenizer, sample) for sample in chosen)
+        return chance.choice(ABOUT_DOCUMENT).format(document=document)
+    chance.shuffle(chosen)
+    passages = "\n\n".join(f"Passage {place}: {_answer(tokenizer, sample)}" for place, sample in enumerate(chosen, 1))
+    return chance.choice(ABOUT_PASSAGES).format(passages=passages, question=question)
+
+
 def main() -> None:
     """Write the prompts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -59,6 +92,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--passages", type=int, default=1, help="most answers in a prompt; above 1 at least two")
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(ensure_builtin(BUILTIN_MODELS[DEMO_MODEL]))
     shape = ChatShape.of(tokenizer)
@@ -73,13 +107,16 @@ def main() -> None:
     with arguments.out.open("w", encoding="utf-8") as file:
         for number, sample in enumerate(usable[: arguments.count]):
             other = usable[(number + 1) % len(usable)]
-            text = _text(tokenizer, sample.token_ids[sample.num_prompt :])
+            text = _answer(tokenizer, sample)
             asked = sample.token_ids[len(shape.before) : sample.num_prompt - len(shape.after)]
             question = _text(tokenizer, asked)
             asks = sample.num_prompt <= MAX_QUESTION + 40 and chance.random() < 0.4
-            prompt = chance.choice(ABOUT_QUESTION if asks else ABOUT_ONE).format(
-                text=text, question=question, other=_text(tokenizer, other.token_ids[other.num_prompt :])
-            )
+            if arguments.passages > 1:
+                prompt = _about_many(tokenizer, usable, number, question if asks else None, arguments.passages, chance)
+            else:
+                prompt = chance.choice(ABOUT_QUESTION if asks else ABOUT_ONE).format(
+                    text=text, question=question, other=_answer(tokenizer, other)
+                )
             file.write(json.dumps({"prompt": prompt}) + "\n")
 
 
