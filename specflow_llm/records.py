@@ -2,12 +2,14 @@
 
 The first line says where the rounds come from, every other line is one round of one request::
 
-    {"format": "specflow-rounds", "version": 1, "drafter": "dspark", "temperature": 0.0, "max_draft": 7,
+    {"format": "specflow-rounds", "version": 2, "drafter": "dspark", "temperature": 0.0, "max_draft": 7,
      "provenance": {...}}
     {"request": 0, "category": "qa", "position": 41, "survival": [0.91, 0.74], "accepted": 1, "emitted": 2}
 
-They are recorded with *all* drafted tokens verified. Whatever a policy would have admitted, the first ``accepted``
-tokens of what it admits would then have been accepted, and calibration and replay see what was rejected too.
+A draft that branches also has ``"parents"`` and ``"path"`` (version 2; version 1 knows chains only).
+
+They are recorded with *all* drafted tokens verified. Whatever a policy would have admitted, the accepted tokens among
+what it admits would then have been accepted, and calibration and replay see what was rejected too.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from specflow.errors import InvalidSettingError
+from specflow.trees import path_problem, shape_problem
 
 from .errors import DataFileError
 
 FORMAT = "specflow-rounds"
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
 
 _TOLERANCE = 1e-6
 """Estimates may rise by this much: they are products of fp32 numbers."""
@@ -78,6 +82,10 @@ class RoundRecord:
     """Drafted tokens accepted when all of them were verified, before a stop truncated the block."""
     emitted: int
     """Tokens that became output: accepted + 1, or fewer where the request ended inside the block."""
+    parents: tuple[int, ...] | None = None
+    """Of a draft that branches, as in :attr:`specflow.types.Draft.parents`; None for a chain."""
+    path: tuple[int, ...] | None = None
+    """The accepted items of a draft that branches."""
 
     def __post_init__(self) -> None:
         """Validate every field; ``survival`` becomes a tuple."""
@@ -103,6 +111,21 @@ class RoundRecord:
             f"an integer in [0, {self.accepted + 1}], at most one more than were accepted",
             ok=_is_count(self.emitted) and self.emitted <= self.accepted + 1,
         )
+        if self.parents is not None:
+            object.__setattr__(self, "parents", tuple(self.parents))
+            problem = shape_problem(self.parents, bound)
+            _check("parents", self.parents, f"the items that {bound} items continue", ok=problem is None)
+            object.__setattr__(self, "path", tuple(self.path or ()))
+            fits = len(self.path or ()) == self.accepted and path_problem(self.parents, self.path or (), bound) is None
+            _check("path", self.path, f"the {self.accepted} accepted items, each continuing the one before", ok=fits)
+        else:
+            _check("path", self.path, "None for a chain, whose first items are accepted", ok=self.path is None)
+
+    def kept(self, length: int) -> tuple[int, ...]:
+        """The accepted items among the first ``length`` drafted ones."""
+        if self.path is None:
+            return tuple(range(min(self.accepted, length)))
+        return tuple([item for item in self.path if item < length])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +134,11 @@ class Recording:
 
     header: RecordHeader
     rounds: tuple[RoundRecord, ...]
+
+    @property
+    def branches(self) -> bool:
+        """Whether some drafts branch."""
+        return any(item.parents is not None for item in self.rounds)
 
     def by_request(self) -> Mapping[int, tuple[RoundRecord, ...]]:
         """The rounds of each request, in order."""
@@ -146,7 +174,7 @@ def write_rounds(path: str | os.PathLike[str], header: RecordHeader, rounds: Ite
             file.write(_line({"format": FORMAT, "version": VERSION, **asdict(header)}))
             for item in rounds:
                 _check_length(header, item)
-                file.write(_line(asdict(item)))
+                file.write(_line({name: value for name, value in asdict(item).items() if value is not None}))
                 count += 1
         partial.replace(target)
     finally:
@@ -178,10 +206,10 @@ def _header(source: Path, data: Mapping[str, Any]) -> RecordHeader:
             f"its first line is not the header of recorded rounds (format {data.get('format')!r})",
             f"give a JSON-lines file that begins with an object of format {FORMAT!r}",
         )
-    if data.get("version") != VERSION:
+    if data.get("version") not in _READABLE:
         raise DataFileError(
             source,
-            f"it has version {data.get('version')!r}, this program reads version {VERSION}",
+            f"it has version {data.get('version')!r}, this program reads versions up to {VERSION}",
             "record the rounds again, or use the program that wrote them",
         )
     return _built(source, 1, RecordHeader, data)
@@ -198,14 +226,13 @@ def _round(source: Path, header: RecordHeader, number: int, data: Mapping[str, A
 
 def _built(source: Path, number: int, cls: type[_RecordT], data: Mapping[str, Any]) -> _RecordT:
     """A record from a line's object; fields that are not known are ignored, so that writers may add some."""
-    names = [field.name for field in fields(cls)]
-    missing = [name for name in names if name not in data]
+    missing = [field.name for field in fields(cls) if field.default is MISSING and field.name not in data]
     if missing:
         raise DataFileError(
             source, f"line {number} has no {', '.join(missing)}", "record the rounds again, or complete the line"
         )
     try:
-        return cls(**{name: data[name] for name in names})
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
     except (InvalidSettingError, TypeError) as error:
         raise DataFileError(source, f"line {number}: {error}", "record the rounds again") from error
 

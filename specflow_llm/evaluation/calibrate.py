@@ -70,11 +70,17 @@ def check_recording(recording: Recording, folder: Path) -> None:
         folder: the checkpoint.
 
     Raises:
-        DataFileError: it holds corrected confidences, or none, or is of other weights.
+        DataFileError: it holds corrected confidences, or none, is of drafts that branch, or of other weights.
         CheckpointError: the folder holds no weights.
     """
     origin = recording.header.provenance
     name = recording.header.drafter
+    if recording.branches:
+        raise DataFileError(
+            f"the recording of {name}",
+            "its drafts branch, and what trees claim does not come from the confidences that are calibrated",
+            "give the recording of chains, which evaluate writes beside it",
+        )
     if origin.get("confidences", "raw") != "raw":
         raise DataFileError(
             f"the recording of {name}",

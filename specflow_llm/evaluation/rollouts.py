@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specflow.policies import Fixed
-from specflow.types import RoundReport
+from specflow.types import RoundReport, Tree
 
 from ..architecture import inspect_model
 from ..calibration import CalibratedDrafter, CalibrationTable
@@ -37,13 +37,14 @@ class _Recorder:
     """Keeps what calibration and acceptance need of every round."""
 
     def __init__(self) -> None:
-        self.rounds: dict[int, list[tuple[int, Sequence[float] | None, int, int]]] = {}
+        self.rounds: dict[int, list[tuple[int, Sequence[float] | None, int, int, Tree | None]]] = {}
 
     def on_round(self, report: RoundReport) -> None:
         """See :class:`specflow.protocols.Observer`."""
         entries = zip(report.chain_ids, report.drafted, report.survival, report.accepted, report.emitted, strict=True)
-        for chain, drafted, survival, accepted, emitted in entries:
-            self.rounds.setdefault(int(chain), []).append((drafted, survival, accepted, emitted))
+        for index, (chain, drafted, survival, accepted, emitted) in enumerate(entries):
+            found = (drafted, survival, accepted, emitted, report.tree(index))
+            self.rounds.setdefault(int(chain), []).append(found)
 
 
 def roll_out(  # noqa: PLR0913 - one measurement, by keyword
@@ -108,7 +109,7 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
     gives_survival = True
     for index, completion in enumerate(completions):
         position = len(completion.prompt_token_ids)
-        for drafted, survival, accepted, emitted in recorder.rounds[int(completion.request_id)]:
+        for drafted, survival, accepted, emitted, shape in recorder.rounds[int(completion.request_id)]:
             gives_survival &= not drafted or survival is not None
             rounds.append(
                 RoundRecord(
@@ -118,6 +119,8 @@ def roll_out(  # noqa: PLR0913 - one measurement, by keyword
                     survival=(1.0,) * drafted if survival is None else tuple(map(float, survival)),
                     accepted=accepted,
                     emitted=emitted,
+                    parents=None if shape is None else tuple(shape.parents),
+                    path=None if shape is None else shape.path,
                 )
             )
             position += emitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -42,10 +42,17 @@ class TreeLengths:
     macro_interval: tuple[float, float]
     categories: Mapping[str, float]
     """Mean accepted length of each."""
+    rounds: tuple[RoundRecord, ...]
+    header: RecordHeader
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "macro_interval": list(self.macro_interval)}
+        """Plain data; the rounds have a file of their own."""
+        return {
+            "tokens": self.tokens,
+            "macro_accepted_length": self.macro_accepted_length,
+            "macro_interval": list(self.macro_interval),
+            "categories": dict(self.categories),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +142,18 @@ class EvaluationReport:
     def write_rounds(self, folder: Path) -> list[Path]:
         """Write the rounds of every drafter and temperature to a file of its own, for ``calibrate`` and ``simulate``.
 
-        Drafters without estimates are left out: their rounds would claim certainty.
+        Drafters without estimates are left out: their rounds would claim certainty. Rounds whose drafts branch have a
+        file of their own, for ``simulate``.
         """
         paths = []
         for result in self.results:
             if result.header.provenance["gives_survival"]:
                 path = folder / f"{result.label}.jsonl"
                 write_rounds(path, result.header, result.rounds)
+                paths.append(path)
+            if result.tree is not None:
+                path = folder / f"{result.label}-trees.jsonl"
+                write_rounds(path, result.tree.header, result.tree.rounds)
                 paths.append(path)
         return paths
 
@@ -254,13 +266,6 @@ def _measure(
         on_token=on_token,
     )
     rollouts = roll(draft_tokens=settings.draft_tokens, verification=settings.verification, check_model=first)
-    tree = None
-    if branches:
-        branched = roll(draft_tokens=settings.tree_tokens, tree=True, check_model=False).rounds
-        kinds = by_category(branched, max_draft=settings.tree_tokens)
-        means = {category: counts.mean_accepted_length for category, counts in kinds.items()}
-        interval = macro_interval(branched, seed=settings.seed)
-        tree = TreeLengths(settings.tree_tokens, fmean(means.values()), interval, means)
     is_raw = entrant.fingerprint is not None or isinstance(entrant.drafter, CalibratedDrafter)
     # Positions that the drafter never reaches are none of its own: it may draft fewer tokens than it is asked for.
     longest = max((len(record.survival) for record in rollouts.rounds), default=0) or settings.draft_tokens
@@ -280,6 +285,10 @@ def _measure(
             "confidences": "raw" if is_raw else "as given",
         },
     )
+    tree = None
+    if branches:
+        branched = roll(draft_tokens=settings.tree_tokens, tree=True, check_model=False).rounds
+        tree = _tree_lengths(branched, settings, header)
     categories = by_category(rollouts.rounds, max_draft=longest)
     table = rollouts.set_aside
     scales = None if table is None else table.scales_for(is_greedy)
@@ -296,6 +305,21 @@ def _measure(
         header=header,
         num_positions=entrant.drafter.num_positions if isinstance(entrant.drafter, CalibratedDrafter) else None,
         tree=tree,
+    )
+
+
+def _tree_lengths(rounds: tuple[RoundRecord, ...], settings: EvaluationSettings, chains: RecordHeader) -> TreeLengths:
+    kinds = by_category(rounds, max_draft=settings.tree_tokens)
+    means = {category: counts.mean_accepted_length for category, counts in kinds.items()}
+    rule = "greedy" if chains.temperature == 0.0 else "coupled"
+    provenance = {**chains.provenance, "verification": rule, "confidences": "as given"}
+    return TreeLengths(
+        settings.tree_tokens,
+        fmean(means.values()),
+        macro_interval(rounds, seed=settings.seed),
+        means,
+        rounds,
+        replace(chains, max_draft=settings.tree_tokens, provenance=provenance),
     )
 
 

@@ -3,8 +3,8 @@
 **The model.** A number of requests is decoded together, always the same number: a request that ends makes room for the
 next, and after the last comes the first again. In every round each of them presents its next recorded draft. The policy
 says how much to draft (at most what was recorded) and what to execute of it; of ``l`` executed tokens the first
-``min(accepted, l)`` are accepted, and one more is emitted. The clock advances by what the costs say, and by nothing
-else.
+``min(accepted, l)`` are accepted (of a draft that branches, those of the accepted path that are among them), and one
+more is emitted. The clock advances by what the costs say, and by nothing else.
 
 **What it cannot know.** A round that executes less emits less, and the next real round would then begin at an earlier
 token, with another draft. The replay goes on with the next recorded round all the same: it takes the recorded rounds
@@ -12,7 +12,8 @@ for a fair sample of the rounds that the policy would have met. That is exact fo
 and good where the chance of acceptance does not hang on where the round before was cut. A round cut short in truth
 leaves an easy stretch unfinished, so its next round is easier than the replay says: gains of cutting are understated a
 little rather than overstated. Shorter drafts than recorded ones are prefixes of these, which holds for drafters whose
-draft does not change with its limit. Prefill, arrivals and contexts of unequal cost are left out.
+draft does not change with its limit, and for trees, whose items stand in order of survival. Prefill, arrivals and
+contexts of unequal cost are left out.
 """
 
 from __future__ import annotations
@@ -164,8 +165,10 @@ class _RecordedRounds:
         self._clock.advance(self._costs.drafting(len(limits), max(limits)))
         drafts = []
         for slot, limit in zip(self._slots, limits, strict=True):
-            survival = self._round(slot).survival[:limit]
-            drafts.append(Draft(range(len(survival)), survival))
+            recorded = self._round(slot)
+            survival, parents = recorded.survival[:limit], recorded.parents
+            shape = None if parents is None else parents[: len(survival)]
+            drafts.append(Draft(range(len(survival)), survival, parents=shape))
         return drafts
 
     async def execute(self, drafts: Sequence[Draft[int]], admission: Admission) -> object:
@@ -178,11 +181,12 @@ class _RecordedRounds:
         self, drafts: Sequence[Draft[int]], admission: Admission, outcome: object
     ) -> Sequence[AcceptPrefix[int]]:
         """What was accepted when everything was verified, as far as it is executed."""
-        del drafts, outcome
-        return [
-            AcceptPrefix(min(self._round(slot).accepted, length), 0)
-            for slot, length in zip(self._slots, admission.lengths, strict=True)
-        ]
+        del outcome
+        verdicts = []
+        for slot, draft, length in zip(self._slots, drafts, admission.lengths, strict=True):
+            path = self._round(slot).kept(length)
+            verdicts.append(AcceptPrefix(len(path), 0, None if draft.parents is None else path))
+        return verdicts
 
     async def commit(self, verdicts: Sequence[AcceptPrefix[int]]) -> Sequence[Sequence[int]]:
         """As many items as each chain emits; then every slot moves on."""

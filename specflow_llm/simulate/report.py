@@ -48,6 +48,8 @@ class Simulation:
         most = max(shape.batch for shape in self.profile.execute)
         if max(self.loads) > most:
             found.append(f"costs were measured for up to {most} requests; above that they are extrapolated")
+        if self.recording.branches and "pid" in self.policies:
+            found.append("these drafts branch; pid is given chains when it decodes, so its row says little")
         longest = max(shape.draft for shape in self.profile.execute)
         if self.recording.header.max_draft > longest:
             found.append(f"costs were measured for drafts of up to {longest}; above that they are extrapolated")

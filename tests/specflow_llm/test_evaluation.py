@@ -276,7 +276,7 @@ class Hesitating(DrafterBase):
 
 
 def test_trees_are_counted_beside_chains(loaded: LoadedModel, model: PreTrainedModel, prompt_file: Path) -> None:
-    """Chains never hit and trees always do; calibration and records are about chains. 0 leaves trees out."""
+    """Chains never hit and trees always do; calibration is about chains, each has a record. 0 leaves trees out."""
     truths = [[*prompt, *generate(model, prompt, 12)] for prompt in PROMPTS]
     for tokens in (6, 0):
         report = run_evaluation(
@@ -304,6 +304,31 @@ def test_trees_are_counted_beside_chains(loaded: LoadedModel, model: PreTrainedM
         assert result.tree.macro_accepted_length == pytest.approx(12 / 7)
         assert set(result.tree.categories.values()) == {12 / 7}
         assert data["results"][0]["tree"]["tokens"] == 6
+
+
+def test_trees_have_a_record_of_their_own(
+    loaded: LoadedModel, model: PreTrainedModel, prompt_file: Path, tmp_path: Path
+) -> None:
+    """Written beside that of the chains, with shape and path; a simulation reads it, a calibration does not."""
+    truths = [[*prompt, *generate(model, prompt, 12)] for prompt in PROMPTS]
+    settings = EvaluationSettings(
+        drafters=(Hesitating(truths),), prompts=prompt_file, temperatures=(0.0,), max_tokens=12, draft_tokens=4,
+        tree_tokens=6, speed=False,
+    )  # fmt: skip
+    report = run_evaluation(settings, loaded=loaded)
+    (tree,) = [result.tree for result in report.results]
+    chains, trees = report.write_rounds(tmp_path)
+    assert trees.name == f"{chains.stem}-trees.jsonl"
+    assert not read_rounds(chains).branches
+    found = read_rounds(trees)
+    assert tree is not None
+    assert found.rounds == tree.rounds
+    assert found.header.max_draft == 6
+    hits = [item for item in found.rounds if item.accepted]
+    assert len(hits) == 5 * len(PROMPTS)
+    assert {(item.parents, item.path) for item in hits} == {((-1, -1), (1,))}
+    with pytest.raises(DataFileError, match="branch"):
+        check_recording(found, tmp_path)
 
 
 def test_trees_are_tried_out_before_they_are_measured(loaded: LoadedModel) -> None:

@@ -34,13 +34,37 @@ def round_records(draw: st.DrawFn) -> RoundRecord:
     )
 
 
+@st.composite
+def branching_records(draw: st.DrawFn) -> RoundRecord:
+    """Any legal round of a draft that branches."""
+    survival = sorted(draw(st.lists(st.floats(0.0, 1.0), max_size=4)), reverse=True)
+    parents = [draw(st.integers(-1, item - 1)) for item in range(len(survival))]
+    path: list[int] = []
+    while options := [item for item, parent in enumerate(parents) if parent == (path[-1] if path else -1)]:
+        if draw(st.booleans()):
+            break
+        path.append(draw(st.sampled_from(options)))
+    return RoundRecord(
+        request=0,
+        category="t",
+        position=draw(st.integers(0, 99)),
+        survival=tuple(survival),
+        accepted=len(path),
+        emitted=draw(st.integers(0, len(path) + 1)),
+        parents=tuple(parents),
+        path=tuple(path),
+    )
+
+
 @UNTIMED
-@given(st.lists(round_records(), max_size=8))
+@given(st.lists(st.one_of(round_records(), branching_records()), max_size=8))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rounds: list[RoundRecord]) -> None:
     """Header and rounds come back equal, to the last digit of every estimate."""
     path = tmp_path_factory.mktemp("records") / "deep" / "rounds.jsonl"
     assert write_rounds(path, HEADER, iter(rounds)) == len(rounds)
-    assert read_rounds(path) == Recording(HEADER, tuple(rounds))
+    found = read_rounds(path)
+    assert found == Recording(HEADER, tuple(rounds))
+    assert found.branches is any(item.parents is not None for item in rounds)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -93,6 +117,14 @@ def test_a_failed_recording_leaves_no_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_of_a_draft_that_branches_the_accepted_path_counts() -> None:
+    """What is kept of a prefix are the items of the path that are in it; of a chain, the first ones."""
+    tree = record(survival=(0.6, 0.3, 0.2, 0.1), accepted=2, emitted=3, parents=(-1, -1, 1, 0), path=(1, 2))
+    assert [tree.kept(length) for length in range(5)] == [(), (), (1,), (1, 2), (1, 2)]
+    assert [record(accepted=1).kept(length) for length in range(3)] == [(), (0,), (0,)]
+
+
+TREE = {"survival": [0.5, 0.4], "accepted": 1, "emitted": 2, "parents": [-1, -1], "path": [1]}
 HEAD = {"format": FORMAT, "version": 1, "drafter": "d", "temperature": 0.0, "max_draft": 2, "provenance": {}}
 LINE = {"request": 0, "category": "qa", "position": 9, "survival": [0.9], "accepted": 1, "emitted": 2}
 
@@ -102,7 +134,12 @@ LINE = {"request": 0, "category": "qa", "position": 9, "survival": [0.9], "accep
     [
         ([], "not the header"),
         ([{"format": "other"}], "not the header of recorded rounds"),
-        ([{**HEAD, "version": 2}], "version 2"),
+        ([{**HEAD, "version": 3}], "version 3"),
+        ([HEAD, {**LINE, **TREE, "parents": [-1, 1]}], "line 2: parents"),
+        ([HEAD, {**LINE, **TREE, "parents": [-1]}], "line 2: parents"),
+        ([HEAD, {**LINE, **TREE, "path": []}], "line 2: path"),
+        ([HEAD, {**LINE, **TREE, "parents": [-1, 0]}], "line 2: path"),
+        ([HEAD, {**LINE, "path": [0]}], "line 2: path"),
         ([{key: HEAD[key] for key in HEAD if key != "drafter"}], "line 1 has no drafter"),
         ([HEAD, {key: LINE[key] for key in LINE if key != "accepted"}], "line 2 has no accepted"),
         ([HEAD, LINE, {**LINE, "accepted": 7}], "line 3: accepted=7"),

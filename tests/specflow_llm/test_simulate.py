@@ -101,6 +101,40 @@ def test_a_replay_is_the_sum_over_its_rounds(length: int) -> None:
     assert outcome.throughput == pytest.approx(outcome.emitted / outcome.seconds)
 
 
+BRANCHING = Recording(
+    header(),
+    (
+        RoundRecord(
+            request=0, category="", position=9, survival=(0.5, 0.3, 0.25, 0.2, 0.1), accepted=2, emitted=3,
+            parents=(-1, -1, 1, 0, 2), path=(1, 2),
+        ),
+        RoundRecord(
+            request=0, category="", position=12, survival=(0.9, 0.8), accepted=0, emitted=1, parents=(-1, 0), path=(),
+        ),
+        RoundRecord(request=0, category="", position=13, survival=(0.9, 0.8), accepted=1, emitted=2),
+    ),
+)  # fmt: skip
+"""Two trees and a chain."""
+
+
+@pytest.mark.parametrize(("length", "emitted"), [(0, 3), (1, 1 + 1 + 2), (2, 2 + 1 + 2), (3, 3 + 1 + 2), (5, 6)])
+def test_of_trees_the_accepted_path_is_replayed(length: int, emitted: int) -> None:
+    """The best items of a tree emit what the path holds of them; they cost what as many items of a chain cost."""
+    costs = profile(linear).costs()
+    outcome = replay(BRANCHING, costs, Fixed(length), name="f", concurrency=1, rounds=3)
+    assert outcome.emitted == emitted
+    assert outcome.admitted == sum(min(length, len(item.survival)) for item in BRANCHING.rounds)
+    assert outcome.seconds == pytest.approx(3 * 1.05 + 0.05 * outcome.admitted)
+
+
+def test_every_policy_replays_trees() -> None:
+    """All of them run, and it is said which of them no engine would run on trees."""
+    found = simulate(BRANCHING, profile(linear), concurrency=[1, 3])
+    assert all(outcome.emitted >= outcome.rounds for outcome in found.outcomes)
+    assert any("pid" in warning for warning in found.warnings)
+    assert not any("pid" in warning for warning in simulate(SMALL, profile(linear)).warnings)
+
+
 def test_policies_decide_on_the_recorded_estimates() -> None:
     """A threshold executes the recorded items that reach it; accepted ones among them count."""
     outcome = replay(SMALL, profile(linear).costs(), Threshold(LONGEST, 0.55), name="t", concurrency=1, rounds=4)
