@@ -119,6 +119,9 @@ class LLM:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.packed_layers = loaded.packed_layers
+        self.max_batch_size = max_batch_size
+        self.prefill_chunk = prefill_chunk
+        self.checks_model = check_model
         self.eos_token_ids = _eos_token_ids(loaded.model, loaded.tokenizer)
         architecture = inspect_model(loaded.model)
         self._speculation = speculation

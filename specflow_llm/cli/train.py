@@ -16,8 +16,8 @@ from . import options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..training.run import Trained, Written
-    from ..training.samples import Sample
+    from ..training.run import Trained
+    from ..training.text import TrainingText, Written
     from ..training.trainer import Report
 
 _DATA = "Training text"
@@ -63,9 +63,8 @@ def train(  # noqa: PLR0913 - one argument per option
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            dir_okay=False,
             rich_help_panel=_DATA,
-            help="Conversations made before (a samples.jsonl; may be given again); nothing is made.",
+            help="Conversations made before, a file or an --out folder; may be given again. Nothing is made.",
         ),
     ] = None,
     text_only: Annotated[
@@ -122,7 +121,8 @@ def train(  # noqa: PLR0913 - one argument per option
     Everything goes to --out. The same command goes on where it was stopped, exactly. Several GPUs:
     ``torchrun --nproc-per-node 4 -m specflow_llm.cli train ...``.
     """
-    from ..training.run import TrainingPlan, TrainingRun, plan_from_file  # noqa: PLC0415 - loads torch
+    from ..training.plan import TrainingPlan, plan_from_file  # noqa: PLC0415 - with the rest
+    from ..training.run import TrainingRun  # noqa: PLC0415 - loads torch
     from ..training.settings import read_settings  # noqa: PLC0415 - loads torch
     from ..training.world import local_device  # noqa: PLC0415 - loads torch
     from .options import ModelChoice  # noqa: PLC0415
@@ -155,6 +155,10 @@ def train(  # noqa: PLR0913 - one argument per option
             cache=cache,
         ),
     )
+    if text_only and text and cache is None:
+        raise typer.BadParameter(
+            "with --text nothing is left to make but features: say where they go with --cache", param_hint="--text-only"
+        )
     err = console(stderr=True)
     choice = ModelChoice(model=target, dtype=dtype, device=local_device(device), threads=threads, max_batch_size=64)
     llm = open_llm(choice, err)
@@ -174,7 +178,7 @@ def train(  # noqa: PLR0913 - one argument per option
     if text_only:
         made = run.prepare()
         if run.is_first:
-            _show_text(console(), out, made, as_json=as_json)
+            _show_text(console(), text or [out], made, as_json=as_json)
         return
     result = run.run()
     if run.is_first:
@@ -182,7 +186,7 @@ def train(  # noqa: PLR0913 - one argument per option
 
 
 def _tell_text(tell: Callable[[str], None], written: Written) -> None:
-    if written.made % _EVERY == 0 or written.tried == written.wanted:
+    if written.tried % _EVERY == 0 or written.tried == written.wanted:
         tell(
             f"conversations: {written.made} made, {written.tried} of {written.wanted} tried | "
             f"{written.tokens_per_second:.0f} tokens/s | {_clock(written.seconds_left)} left"
@@ -206,14 +210,19 @@ def report_line(report: Report) -> str:
     )
 
 
-def _show_text(out: Console, folder: Path, samples: Sequence[Sample], *, as_json: bool) -> None:
-    tokens = sum(len(sample.token_ids) for sample in samples)
+def _show_text(out: Console, places: Sequence[Path], text: TrainingText, *, as_json: bool) -> None:
     if as_json:
-        out.print(
-            json.dumps({"folder": str(folder), "num_samples": len(samples), "num_tokens": tokens}), soft_wrap=True
-        )
+        described = {
+            "text": list(map(str, places)),
+            "num_samples": len(text.samples),
+            "num_tokens": text.num_tokens,
+        }
+        out.print(json.dumps(described), soft_wrap=True)
         return
-    out.print(f"text in {folder}: {len(samples)} conversations to learn from, {tokens} tokens")
+    names = ", ".join(map(str, places))
+    out.print(
+        f"text in {names}: {len(text.samples)} conversations to learn from, {text.num_tokens} tokens", soft_wrap=True
+    )
 
 
 def _show(out: Console, result: Trained, *, as_json: bool) -> None:

@@ -72,10 +72,14 @@ class FeatureCache:
         if table.exists():
             found = json.loads(table.read_text(encoding="utf-8"))
             if found != identity:
-                differing = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
+                differing = [
+                    f"{key} ({found.get(key)}, not {identity.get(key)})"
+                    for key in sorted({*found, *identity})
+                    if found.get(key) != identity.get(key)
+                ]
                 raise TrainingError(
                     f"the feature cache in {folder} was made with other {', '.join(differing)}",
-                    "delete it, or name another folder",
+                    "name another folder, or delete it",
                 )
         else:
             _write(table, lambda path: path.write_text(json.dumps(dict(identity)), encoding="utf-8"))
@@ -95,11 +99,13 @@ class FeatureCache:
         return key in self._places or key in self._waiting
 
     def put(self, token_ids: Sequence[int], found: Features) -> None:
-        """Keep a text's features; on disk once the shard is full, or at the next :meth:`flush`."""
+        """Keep a text's features, unless they are here; on disk with the next full shard or :meth:`flush`."""
+        if token_ids in self:
+            return
         self._waiting[text_key(token_ids)] = Features(
-            found.features.to(CACHE_DTYPE).cpu().contiguous(),
-            found.hidden.to(CACHE_DTYPE).cpu().contiguous(),
-            found.log_total.float().cpu().contiguous(),
+            found.features.detach().to(CACHE_DTYPE).cpu().contiguous(),
+            found.hidden.detach().to(CACHE_DTYPE).cpu().contiguous(),
+            found.log_total.detach().float().cpu().contiguous(),
         )
         if len(self._waiting) >= self._size:
             self.flush()
@@ -164,7 +170,8 @@ class CachedFeatures:
         return [self._cache.get(self._samples[number].token_ids) for number in numbers]
 
     def _absent(self, numbers: Sequence[int]) -> list[int]:
-        return [number for number in numbers if self._samples[number].token_ids not in self._cache]
+        absent = {self._samples[number].token_ids: number for number in reversed(numbers)}  # equal texts once
+        return sorted(number for token_ids, number in absent.items() if token_ids not in self._cache)
 
     def _compute(self, numbers: Sequence[int]) -> None:
         for number, found in zip(numbers, self._live.of(numbers), strict=True):

@@ -122,13 +122,8 @@ class Sample:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str) -> Sample:
-        """Read :meth:`to_line` back."""
-        return cls.from_fields(json.loads(line))
-
-    @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Sample:
-        """Of plain data."""
+        """Of what :meth:`to_line` wrote, as plain data."""
         return cls(**{**fields, "token_ids": tuple(fields["token_ids"])})
 
 
@@ -184,7 +179,7 @@ def tried_indices(path: Path) -> set[int]:
     Raises:
         TrainingError: as :func:`read_samples`.
     """
-    return {index for index, _sample in _entries(path)}
+    return {index for index, _sample in read_entries(path)}
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -193,12 +188,16 @@ def read_samples(path: Path) -> list[Sample]:
     Raises:
         TrainingError: the file cannot be read, or holds something else.
     """
-    samples = {index: sample for index, sample in _entries(path) if sample is not None}
+    samples = {index: sample for index, sample in read_entries(path) if sample is not None}
     return [samples[index] for index in sorted(samples)]
 
 
-def _entries(path: Path) -> Iterator[tuple[int, Sample | None]]:
-    """Index and conversation of every line; None for one that came to nothing."""
+def read_entries(path: Path) -> Iterator[tuple[int, Sample | None]]:
+    """Index and conversation of every line; None for one that came to nothing.
+
+    Raises:
+        TrainingError: the file cannot be read, or holds something else.
+    """
     try:
         data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         lines = data.decode("utf-8").split("\n")

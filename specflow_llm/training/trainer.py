@@ -117,6 +117,7 @@ class Trainer:
         settings: how.
         folder: where checkpoints go.
         world: the processes that train together.
+        num_held: samples at the end that are held out; None takes the share that ``settings`` says.
 
     Raises:
         TrainingError: there is nothing to learn from.
@@ -131,12 +132,14 @@ class Trainer:
         settings: TrainSettings,
         folder: Path,
         world: World = World(),  # noqa: B008 - frozen
+        *,
+        num_held: int | None = None,
     ) -> None:
         self._adapter, self._model, self._samples, self._source = adapter, model, samples, source
         self._settings, self._folder, self._world = settings, folder, world
         self._student = build_student(adapter, model, settings)
         self._head = self._student.head
-        held = round(len(samples) * settings.held_out)
+        held = round(len(samples) * settings.held_out) if num_held is None else num_held
         self._held = range(len(samples) - held, len(samples))
         self._train = range(len(samples) - held)
         if not self._train:

@@ -20,7 +20,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """True in the process that writes files and talks."""
+        """True in the process that talks, and writes what one process writes."""
         return self.rank == 0
 
     @classmethod
@@ -30,7 +30,7 @@ class World:
         if size == 1:
             return cls()
         if not distributed.is_initialized():
-            # The first process may make text for hours while the others wait for it.
+            # One process may still make text or features for hours while the others wait for it.
             distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=7))
         return cls(distributed.get_rank(), size)
 

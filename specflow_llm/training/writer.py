@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,14 @@ class KeptFeatures:
     layers: Sequence[int]
     """Decoder layers to tap."""
     cache: FeatureCache
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A conversation that ended, or came to nothing."""
+
+    sample: Sample | None
+    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -74,6 +82,7 @@ class SampleMaker:
         openers: beginnings of self-asked prompts.
         features: where to keep what the target thinks meanwhile.
         part: (which, of how many): several processes share the work by index.
+        window: conversations under way at most; None is the target's ``max_batch_size``.
 
     Raises:
         TrainingError: the target has no chat template to ask itself through.
@@ -90,6 +99,7 @@ class SampleMaker:
         openers: Sequence[str] = OPENERS,
         features: KeptFeatures | None = None,
         part: tuple[int, int] = (0, 1),
+        window: int | None = None,
     ) -> None:
         architecture = inspect_model(llm.model)
         self._settings, self._prompts, self._tokenizer = settings, prompts, llm.tokenizer
@@ -101,25 +111,25 @@ class SampleMaker:
         self._openers = tuple(openers)
         self._features = features
         self._part, self._parts = part
-        taps = () if features is None else features.layers
-        self._target = build_target(llm.model, architecture, feature_layers=taps, tap_final=features is not None)
+        self._window = llm.max_batch_size if window is None else window
+        self._target = build_target(
+            llm.model,
+            architecture,
+            feature_layers=() if features is None else features.layers,
+            tap_final=features is not None,
+            check=llm.checks_model,
+            prefill_chunk=llm.prefill_chunk,
+        )
         self._rows: list[_Row] = []
+        self.num_tokens = 0
+        """Tokens written or read so far, also of conversations under way."""
 
-    def run(
-        self,
-        path: Path,
-        *,
-        elsewhere: Collection[int] = (),
-        on_tried: Callable[[int, int], None] = lambda _index, _tokens: None,
-        window: int = 64,
-    ) -> Iterator[Sample]:
+    def run(self, path: Path, *, elsewhere: Collection[int] = ()) -> Iterator[Tried]:
         """Make what the file lacks, append each conversation when it is complete, and yield it.
 
         Args:
             path: a JSON-lines file; made if absent.
             elsewhere: conversations that need not be tried here.
-            on_tried: told (index, tokens written or read) about each conversation that ended, or came to nothing.
-            window: conversations under way at most.
         """
         done = set(elsewhere)
         if path.exists():
@@ -132,14 +142,12 @@ class SampleMaker:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with path.open("a", encoding="utf-8") as file:
-                while self._fill(todo, window):
+                while self._fill(todo):
                     for row in self._step():
                         sample = self._sample(row)
                         file.write((dropped_line(row.index) if sample is None else sample.to_line()) + "\n")
                         file.flush()
-                        on_tried(row.index, len(row.token_ids))
-                        if sample is not None:
-                            yield sample
+                        yield Tried(sample, len(row.token_ids))
         finally:  # also when the caller stops early
             while self._rows:
                 self._take_out(len(self._rows) - 1)
@@ -148,9 +156,9 @@ class SampleMaker:
 
     # --- One step -----------------------------------------------------------------------------------------------------
 
-    def _fill(self, todo: Iterator[int], window: int) -> bool:
-        """Begin conversations until ``window`` are under way; whether any are."""
-        while len(self._rows) < window:
+    def _fill(self, todo: Iterator[int]) -> bool:
+        """Begin conversations until as many as may be are under way; whether any are."""
+        while len(self._rows) < self._window:
             index = next(todo, None)
             if index is None:
                 break
@@ -159,12 +167,14 @@ class SampleMaker:
             if states is not None and self._features is not None:
                 row.states.append(states.to(CACHE_DTYPE).cpu())
             self._rows.append(row)
+            self.num_tokens += len(row.token_ids) - 1
         return bool(self._rows)
 
     @torch.inference_mode()
     def _step(self) -> list[_Row]:
         """One token for every row; those that ended, taken out."""
         output = self._target.forward([row.token_ids[-1:] for row in self._rows])
+        self.num_tokens += len(self._rows)
         features = None if output.features is None else output.features[:, 0].to(CACHE_DTYPE).cpu()
         logits = output.logits[:, 0]
         best = logits.float().argmax(-1).tolist()
@@ -253,6 +263,7 @@ class SampleMaker:
             return False
         return self._context is None or len(row.token_ids) + len(self._shape.after) < self._context
 
+    @torch.inference_mode()  # or every kept text would hold on to its logits
     def _sample(self, row: _Row) -> Sample | None:
         """The conversation, its features filed; None where it came to nothing."""
         if not row.num_prompt:

@@ -4,11 +4,13 @@ Also a program, for tests that need processes of their own::
 
     python -m tests.specflow_llm.small_training alone FOLDER     train, and say when a checkpoint is written
     python -m tests.specflow_llm.small_training together FOLDER  train in two processes that share every batch
+    python -m tests.specflow_llm.small_training text FOLDER      make text and its features in two processes
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 import sys
@@ -20,11 +22,15 @@ import torch
 from specflow_llm.dspark import DSparkModel, TargetAdapter
 from specflow_llm.training.design import new_drafter
 from specflow_llm.training.features import LiveFeatures
+from specflow_llm.training.plan import TrainingPlan
+from specflow_llm.training.run import TrainingRun
 from specflow_llm.training.samples import Sample
 from specflow_llm.training.settings import TrainSettings
 from specflow_llm.training.trainer import Trainer
 from specflow_llm.training.world import World
 from tests.specflow_llm.block_drafters import config, target
+from tests.specflow_llm.chat import SETTINGS as SELF_ASKED
+from tests.specflow_llm.chat import llm
 
 SETTINGS = TrainSettings(  # float32: what is compared must not depend on the machine
     epochs=4,
@@ -96,9 +102,27 @@ def _alone(folder: Path) -> None:
         print(f"saved {run.step}", flush=True)  # noqa: T201 - the parent waits for it
 
 
-def _together(folder: Path) -> None:
+def _two() -> None:
     os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ["RANK"] = "0" if os.fork() else "1"
+
+
+def _text(folder: Path) -> None:
+    _two()
+    data = dataclasses.replace(SELF_ASKED, opened_fraction=0.0)
+    drafter = {"num_features": 2, "num_layers": 1}
+    plan = TrainingPlan(out=folder, data=data, drafter=drafter, cache=folder / "cache")
+    run = TrainingRun(llm(), plan, on_featured=lambda done, _all: print(f"features: {done}", flush=True))  # noqa: T201
+    run.prepare()
+    world = World.join(torch.device("cpu"))
+    world.wait()
+    world.leave()
+    if world.is_first:
+        os.wait()
+
+
+def _together(folder: Path) -> None:
+    _two()
     world = World.join(torch.device("cpu"))
     for size, steps in TOGETHER.items():
         run = trainer(folder, settings=SETTINGS.with_(batch_size=size), world=world)
@@ -113,4 +137,4 @@ def _together(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"alone": _alone, "together": _together}[sys.argv[1]](Path(sys.argv[2]))
+    {"alone": _alone, "together": _together, "text": _text}[sys.argv[1]](Path(sys.argv[2]))

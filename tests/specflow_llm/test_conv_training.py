@@ -29,7 +29,8 @@ from specflow_llm.training.batches import build_chain_batch
 from specflow_llm.training.features import LiveFeatures
 from specflow_llm.training.kinds import build_kind
 from specflow_llm.training.kinds.conv import ConvKind
-from specflow_llm.training.run import TrainingPlan, TrainingRun
+from specflow_llm.training.plan import TrainingPlan
+from specflow_llm.training.run import TrainingRun
 from specflow_llm.training.samples import Sample
 from specflow_llm.training.settings import TrainSettings
 from specflow_llm.training.trainer import Trainer

@@ -14,8 +14,9 @@ from specflow_llm import LLM
 from specflow_llm.dspark import DSparkModel, TargetAdapter
 from specflow_llm.dspark.checkpoint import load_drafter, save_drafter
 from specflow_llm.training.design import design
+from specflow_llm.training.plan import TrainingPlan
 from specflow_llm.training.resize import resized
-from specflow_llm.training.run import TrainingPlan, TrainingRun
+from specflow_llm.training.run import TrainingRun
 from specflow_llm.training.settings import TrainSettings
 from tests.specflow_llm.block_drafters import random_ids, sample, spread
 from tests.specflow_llm.models import tiny_model
@@ -172,7 +173,7 @@ def test_a_run_goes_on_with_other_sizes(adapter: TargetAdapter, tmp_path: Path) 
     text.write_text("".join(sample(random_ids(30), index=number).to_line() + "\n" for number in range(8)))
     llm = LLM(adapter.model, tokenizer=None, check_model=False)
     plan = TrainingPlan(
-        out=tmp_path / "new", samples=text, start_from=tmp_path / "old", drafter={"num_layers": 3, "block_size": 5},
+        out=tmp_path / "new", samples=(text,), start_from=tmp_path / "old", drafter={"num_layers": 3, "block_size": 5},
         training=TrainSettings(epochs=1.0, batch_size=4, num_anchors=4, held_out=0.2, precision="float32"),
     )  # fmt: skip
     TrainingRun(llm, plan).run()
