@@ -15,7 +15,7 @@ from specflow_llm.errors import ContextLengthError, PromptError
 from specflow_llm.training.feature_cache import FeatureCache
 from specflow_llm.training.features import LiveFeatures
 from specflow_llm.training.samples import ChatShape, Sample, SampleSettings, dropped_line, read_samples, tried_indices
-from specflow_llm.training.writer import KeptFeatures, SampleMaker
+from specflow_llm.training.writer import KeptFeatures, SampleMaker, _Row
 from tests.specflow_llm.block_drafters import target
 from tests.specflow_llm.chat import END, OPENERS, SETTINGS, ChatTokenizer, llm
 from tests.specflow_llm.models import tiny_model
@@ -215,6 +215,15 @@ def test_text_ends_where_the_context_does(tmp_path: Path) -> None:
     assert made
     assert max(len(entry.token_ids) for entry in made) == 24
     assert len(tried_indices(tmp_path / "samples.jsonl")) == 20
+
+
+def test_a_prompt_must_leave_room_for_one_token_of_an_answer() -> None:
+    """Template included; and four tokens are the least that can be asked."""
+    short = LLM(target(max_position_embeddings=24), tokenizer=ChatTokenizer(), speculation=None, check_model=False)
+    maker = SampleMaker(short, SETTINGS, openers=())
+    end = len(ChatShape.of(ChatTokenizer()).after)
+    fits = {length: maker._is_prompt(_Row(0, [1] * length, 1, 0)) for length in range(2, 24)}
+    assert fits == {length: 1 + 4 <= length < 24 - end for length in range(2, 24)}
 
 
 @functools.cache
