@@ -41,18 +41,42 @@ class BlockPlan:
 _NO_BLOCK = BlockPlan(0, (), (), 0, 0, None)
 
 
+class _Space:
+    """What a cache and its layers share: its size, and the block being run.
+
+    Layers know this and not their cache: a cycle of references would keep keys and values alive until the garbage
+    collector comes round.
+    """
+
+    __slots__ = ("_row_index", "capacity", "num_rows", "plan")
+
+    def __init__(self, num_rows: int, capacity: int) -> None:
+        self.num_rows = num_rows
+        self.capacity = capacity
+        self.plan = _NO_BLOCK
+        self._row_index: torch.Tensor | None = None
+
+    def row_index(self, count: int, device: torch.device) -> torch.Tensor:
+        """[count, 1] row numbers for scattered writes, kept between layers."""
+        cached = self._row_index
+        if cached is None or cached.shape[0] != count or cached.device != device:
+            cached = torch.arange(count, device=device).unsqueeze(1)
+            self._row_index = cached
+        return cached
+
+
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values, [rows, H, capacity + 1, D]; the last position is scratch for padding queries."""
 
     is_sliding = False
 
-    def __init__(self, owner: SlotCache) -> None:
+    def __init__(self, space: _Space) -> None:
         super().__init__()
-        self._owner = owner
+        self._space = space
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate storage for the owner's current size; zeros, because masked garbage must at least be finite."""
-        rows, capacity = self._owner.num_rows, self._owner.capacity
+        """Allocate storage for the cache's current size; zeros, because masked garbage must at least be finite."""
+        rows, capacity = self._space.num_rows, self._space.capacity
         self.keys = key_states.new_zeros(rows, key_states.shape[1], capacity + 1, key_states.shape[3])
         self.values = value_states.new_zeros(rows, value_states.shape[1], capacity + 1, value_states.shape[3])
         self.is_initialized = True
@@ -63,7 +87,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Write a block, [B, H, T, D] each, at the planned positions; return the used prefix, [B, H, L, D] each."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        plan = self._owner.plan
+        plan = self._space.plan
         rows = slice(plan.first_row, plan.first_row + len(plan.starts))
         keys, values = self.keys[rows], self.values[rows]
         if plan.slots is None:
@@ -71,7 +95,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             keys[:, :, span] = key_states
             values[:, :, span] = value_states
         else:
-            batch = self._owner.row_index(len(plan.starts), key_states.device)
+            batch = self._space.row_index(len(plan.starts), key_states.device)
             keys[batch, :, plan.slots] = key_states.transpose(1, 2)
             values[batch, :, plan.slots] = value_states.transpose(1, 2)
         return keys[:, :, : plan.used], values[:, :, : plan.used]
@@ -113,11 +137,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the plan decides
         """(L, offset 0) of the planned block."""
-        return self._owner.plan.used, 0
+        return self._space.plan.used, 0
 
     def get_seq_length(self) -> int:
         """Longest committed length among the planned rows."""
-        return max(self._owner.plan.starts, default=0)
+        return max(self._space.plan.starts, default=0)
 
     def get_max_length(self) -> int:
         """No maximum: storage grows."""
@@ -149,22 +173,26 @@ class SlotCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, num_layers: int, *, rows: int = 1, capacity: int = 256, max_capacity: int | None = None) -> None:
-        self.num_rows = rows
-        self.capacity = capacity if max_capacity is None else min(capacity, max_capacity)
+        self._space = _Space(rows, capacity if max_capacity is None else min(capacity, max_capacity))
         self.max_capacity = max_capacity
         self.lengths = [0] * rows
         """Committed positions per row."""
-        self.plan = _NO_BLOCK
-        self._row_index: torch.Tensor | None = None
-        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+        super().__init__(layers=[SlotLayer(self._space) for _ in range(num_layers)])
 
-    def row_index(self, count: int, device: torch.device) -> torch.Tensor:
-        """[count, 1] row numbers for scattered writes, kept between layers."""
-        cached = self._row_index
-        if cached is None or cached.shape[0] != count or cached.device != device:
-            cached = torch.arange(count, device=device).unsqueeze(1)
-            self._row_index = cached
-        return cached
+    @property
+    def num_rows(self) -> int:
+        """Allocated rows."""
+        return self._space.num_rows
+
+    @property
+    def capacity(self) -> int:
+        """Allocated positions per row."""
+        return self._space.capacity
+
+    @property
+    def plan(self) -> BlockPlan:
+        """The last block."""
+        return self._space.plan
 
     def reserve_rows(self, rows: int) -> None:
         """Make sure ``rows`` rows exist."""
@@ -187,7 +215,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize(rows, capacity)
         self.lengths += [0] * (rows - self.num_rows)
-        self.num_rows, self.capacity = rows, capacity
+        self._space.num_rows, self._space.capacity = rows, capacity
 
     def begin(self, first_row: int, widths: Sequence[int], device: torch.device) -> BlockPlan:
         """Plan a block that appends ``widths[i]`` uncommitted positions to row ``first_row + i``.
@@ -212,7 +240,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 for start, count in zip(starts, widths, strict=True)
             ]
             slots = torch.tensor(table).to(device, non_blocking=True)
-        self.plan = BlockPlan(first_row, starts, tuple(widths), width, longest, slots)
+        self._space.plan = BlockPlan(first_row, starts, tuple(widths), width, longest, slots)
         return self.plan
 
     def advance(self, row: int, count: int) -> None:
@@ -294,7 +322,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 layer.move_row(source, target, self.lengths[source])
             self.lengths[target] = self.lengths[source]
         self.lengths[source] = 0
-        self.plan = _NO_BLOCK  # what the last block wrote no longer stands where the plan says
+        self._space.plan = _NO_BLOCK  # what the last block wrote no longer stands where the plan says
 
     @property
     def allocated_bytes(self) -> int:

@@ -63,7 +63,7 @@ class Stream:
     def close(self) -> None:
         """Cancel the request, unless it is finished."""
         self._close()
-        self._chunks = iter(())
+        self._chunks, self._close = iter(()), _nothing  # a closed stream holds on to no model
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +155,7 @@ class LLM:
                 max_batch_size=max_batch_size,
             ),
             tokenizer=loaded.tokenizer,
-            encode=None if loaded.tokenizer is None else self._encode_plain,
+            encode=None if loaded.tokenizer is None else _plain_encoder(loaded.tokenizer),
             observers=observers,
         )
 
@@ -290,10 +290,6 @@ class LLM:
         ids: list[int] = encoded["input_ids"]
         return ids
 
-    def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
     def _batch(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         if isinstance(prompts, (str, bytes, bytearray)):
             return [prompts]
@@ -301,6 +297,24 @@ class LLM:
         # Ids or messages are one prompt; texts, lists of ids and lists of messages are prompts.
         is_one = bool(items) and not isinstance(items[0], Sequence)
         return [items] if is_one else items
+
+
+def _nothing() -> None:
+    pass
+
+
+def _plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Text to ids without special tokens.
+
+    It knows the tokenizer only: an engine that knew its LLM, which knows its engine, would keep both and their state
+    until the garbage collector comes round.
+    """
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    return encode
 
 
 def _items(values: Any, index: int) -> list[Any]:

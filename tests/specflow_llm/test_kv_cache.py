@@ -210,7 +210,7 @@ class PaddingInPlace(SlotCache):
             slots = torch.tensor([[*range(start, start + plan.width)] for start in plan.starts]).clamp(
                 max=self.capacity
             )
-            self.plan = BlockPlan(plan.first_row, plan.starts, plan.widths, plan.width, plan.used, slots)
+            self._space.plan = BlockPlan(plan.first_row, plan.starts, plan.widths, plan.width, plan.used, slots)
         return self.plan
 
 
@@ -222,7 +222,7 @@ class ScratchInside(SlotCache):
         plan = super().begin(first_row, widths, device)
         if plan.slots is not None:
             slots = plan.slots.masked_fill(plan.slots == self.capacity, self.capacity - 1)
-            self.plan = BlockPlan(plan.first_row, plan.starts, plan.widths, plan.width, plan.used, slots)
+            self._space.plan = BlockPlan(plan.first_row, plan.starts, plan.widths, plan.width, plan.used, slots)
         return self.plan
 
 
@@ -263,7 +263,7 @@ class TrustsThePlan(SlotCache):
         """Keep the plan."""
         plan = self.plan
         super().move_row(source, target)
-        self.plan = plan
+        self._space.plan = plan
 
 
 class ShrinkingLayer(SlotLayer):
@@ -281,7 +281,7 @@ class LosesAPosition(SlotCache):
 
     def __init__(self, num_layers: int, **sizes: Any) -> None:
         super().__init__(num_layers, **sizes)
-        self.layers = [ShrinkingLayer(self) for _ in range(num_layers)]
+        self.layers = [ShrinkingLayer(self._space) for _ in range(num_layers)]
 
 
 @pytest.mark.parametrize(

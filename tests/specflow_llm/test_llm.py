@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from specflow_llm import (
     Speculation,
 )
 from specflow_llm.drafters import ModelDrafter, NGramDrafter
+from specflow_llm.target import SlotTarget
 from tests.specflow_llm.models import VOCAB, generate, near_copy, tiny_model
 from tests.specflow_llm.tokenizers import CharTokenizer, byte_level_bpe
 
@@ -433,3 +436,24 @@ def test_a_model_left_in_training_mode_is_put_into_evaluation_mode() -> None:
     model = copy.deepcopy(tiny_model()).train()
     LLM(model, check_model=False)
     assert not model.training
+
+
+@pytest.mark.parametrize(("name", "drafted"), [("llama", True), ("llama", False), ("qwen3-next", True)])
+def test_a_model_that_is_let_go_frees_its_state_at_once(name: str, *, drafted: bool) -> None:
+    """Keys and values go with the last reference, not when the garbage collector comes round: they may fill a GPU."""
+    speculation = Speculation(drafter=NGramDrafter()) if drafted else None
+    llm = LLM(tiny_model(name), tokenizer=CharTokenizer(), speculation=speculation, check_model=False)
+    llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=8))
+    with llm.stream([1, 2, 3]) as stream:
+        next(stream)
+    target = llm.engine.backend.target
+    kept: list[weakref.ref[Any]] = [weakref.ref(item) for item in (llm, llm.engine, target)]
+    if isinstance(target, SlotTarget):
+        kept += [weakref.ref(target.cache), weakref.ref(target.cache.layers[0])]
+    gc.collect()
+    gc.disable()
+    try:
+        del llm, target
+        assert [item() for item in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
