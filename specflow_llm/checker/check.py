@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -22,6 +23,7 @@ from .state import LEARNS, check_release, check_repeatable, check_rollback, chec
 MIN_VOCAB = 8
 """The checks' prompts use ids 0 to 7."""
 
+NO_TREES = "its drafts do not branch"
 NO_PROBS = "no probabilities, so drafts are verified by a rule that is exact for any way of choosing tokens"
 
 
@@ -81,7 +83,7 @@ def check_drafter(  # noqa: PLR0913 - settings of one run, all but the first by 
         raise InvalidSettingError("check_model", setup.vocab_size, f"a model with at least {MIN_VOCAB} token ids")
     drafter = setup.drafter()
     runner = _Runner(setup, notify)
-    checks = runner.run(gives_probs=drafter.gives_probs)
+    checks = runner.run(gives_probs=drafter.gives_probs, branches=drafter.branches)
     gain: Gain | None = None
     if not runner.broken:
         notify("measuring the gain")
@@ -94,6 +96,7 @@ def check_drafter(  # noqa: PLR0913 - settings of one run, all but the first by 
             max_tokens=max_tokens,
             max_draft_tokens=max_draft_tokens,
             is_real_model=model is not None,
+            tree=drafter.branches,
         )
     return DrafterReport(drafter.name, drafter.gives_probs, tuple(checks), gain)
 
@@ -115,12 +118,17 @@ class _Runner:
         self.broken = False
         """A check ended with an error: the drafter cannot be measured."""
 
-    def run(self, *, gives_probs: bool) -> list[Check]:
+    def run(self, *, gives_probs: bool, branches: bool) -> list[Check]:
         """All checks, the contract first, although it is judged last: it watches every other run."""
         setup = self._setup
         self._run("limit 0 and mixed limits", Concern.CONTRACT, self._limits)
         self._run("greedy parity", Concern.EXACTNESS, lambda: check_parity(setup, seeded=False))
         self._run("seeded parity", Concern.EXACTNESS, lambda: check_parity(setup, seeded=True))
+        for name, seeded in (("greedy parity, trees", False), ("seeded parity, trees", True)):
+            if branches:
+                self._run(name, Concern.EXACTNESS, partial(check_parity, setup, seeded=seeded, tree=True))
+            else:
+                self._skip(name, Concern.EXACTNESS, NO_TREES)
         self._run_sampled(gives_probs=gives_probs)
         self._run_state()
         return [self._contract(setup.log), *self._checks]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from specflow.trees import shape_problem
+
 from ..drafters.base import DraftRequest, Proposal
 from ..sampling import RowSampler
 
@@ -76,12 +78,22 @@ def _violations(request: DraftRequest, proposal: Proposal, *, gives_probs: bool)
         yield "ids of the target's vocabulary", f"token {outside[0]} with a vocabulary of {vocab_size}"
     if proposal.survival is not None:
         yield from _survival_violations(proposal.survival, len(tokens))
+    if proposal.parents is not None:
+        yield from _shape_violations(request, proposal.parents, len(tokens))
     if proposal.probs is not None:
         if not gives_probs:
             yield ANNOUNCES, "probabilities came from a drafter that says gives_probs=False"
         yield from _probs_violations(proposal.probs, tokens, request.sampler)
     elif gives_probs and len(tokens) > 0 and request.sampler.rule in {"token", "block"}:
         yield ANNOUNCES, "no probabilities for a sampled request, although gives_probs=True"
+
+
+def _shape_violations(request: DraftRequest, parents: Sequence[int], count: int) -> Iterator[tuple[str, str]]:
+    if not request.may_branch:
+        yield "trees only where they may be", "a tree for a request that allows none; look at may_branch"
+    problem = shape_problem(parents, count)
+    if problem is not None:
+        yield "a parent before every token of a tree", problem
 
 
 def _survival_violations(survival: Sequence[float], count: int) -> Iterator[tuple[str, str]]:
@@ -121,11 +133,19 @@ def _is_id(token: int, vocab_size: int) -> bool:
 def _legal(request: DraftRequest, proposal: Proposal) -> Proposal:
     """The part of a proposal that the engine can take: cut to the limit, without estimates or laws of a wrong shape."""
     count = min(len(proposal.token_ids), request.limit)
+    parents = proposal.parents
+    if parents is not None:
+        fits = request.may_branch and shape_problem(parents, len(proposal.token_ids)) is None
+        count = count if fits else 0  # nobody can tell what continues what
+        parents = parents[:count] if count else None
     probs, survival = proposal.probs, proposal.survival
     if probs is not None:
         fits = tuple(probs.shape) == (len(proposal.token_ids), request.sampler.vocab_size)
         probs = probs[:count] if fits else None
     if survival is not None:
         usable = len(survival) == len(proposal.token_ids) and not any(math.isnan(value) for value in survival)
+        if parents is not None:  # the engine takes a tree's items for sorted
+            usable &= not any(later > before + ROUNDING for before, later in itertools.pairwise(survival))
         survival = survival[:count] if usable else None
-    return replace(proposal, token_ids=list(proposal.token_ids)[:count], probs=probs, survival=survival)
+    tokens = list(proposal.token_ids)[:count]
+    return replace(proposal, token_ids=tokens, probs=probs, survival=survival, parents=parents)

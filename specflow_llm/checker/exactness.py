@@ -44,12 +44,13 @@ MIN_DRAWS = 200
 Finding = tuple[Outcome, str]
 
 
-def check_parity(setup: Setup, *, seeded: bool) -> Finding:
+def check_parity(setup: Setup, *, seeded: bool, tree: bool = False) -> Finding:
     """Tokens with and without the drafter, over ragged batches and several policies.
 
     Args:
         setup: what to run.
         seeded: sample with a seed per request (coupled verification) instead of decoding greedily.
+        tree: let drafts branch.
     """
     prompts = setup.prompts()
     settings = [
@@ -69,7 +70,7 @@ def check_parity(setup: Setup, *, seeded: bool) -> Finding:
     ]
     accepted = admitted = 0
     for label, policy in policies:
-        completions = setup.llm(setup.drafter(), policy).generate(prompts, settings)
+        completions = setup.llm(setup.drafter(), policy, tree=tree).generate(prompts, settings)
         for index, (completion, expected) in enumerate(zip(completions, plain, strict=True)):
             accepted += completion.metrics.accepted
             admitted += completion.metrics.admitted

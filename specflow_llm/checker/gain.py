@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specflow.policies import Fixed
+from specflow.trees import reach
 from specflow.types import RoundReport
 
 from ..config import SamplingParams, Speculation
@@ -41,15 +42,16 @@ class RoundLog:
 
 
 def acceptance_by_position(reports: Sequence[RoundReport]) -> tuple[float, ...]:
-    """Entry k: of the drafts verified at position k, the fraction accepted there."""
+    """Entry k: of the drafts verified at position k (of trees, at depth k), the fraction accepted there."""
     verified: list[int] = []
     hits: list[int] = []
     for report in reports:
-        for admitted, accepted in zip(report.admitted, report.accepted, strict=True):
-            grow = max(0, admitted - len(verified))
+        for index, accepted in enumerate(report.accepted):
+            reached = reach(report, index)
+            grow = max(0, reached - len(verified))
             verified += [0] * grow
             hits += [0] * grow
-            for position in range(admitted):
+            for position in range(reached):
                 verified[position] += 1
                 hits[position] += position < accepted
     return tuple(hit / tries for hit, tries in zip(hits, verified, strict=True))
@@ -72,6 +74,7 @@ def measure_gain(
     max_tokens: int,
     max_draft_tokens: int,
     is_real_model: bool,
+    tree: bool = False,
 ) -> Gain:
     """Decode prompts with and without the drafter, one request at a time, in turns after a warm-up.
 
@@ -83,9 +86,11 @@ def measure_gain(
         max_tokens: tokens per completion.
         max_draft_tokens: draft length, the same in every round.
         is_real_model: see :class:`~specflow_llm.checker.Gain`.
+        tree: let drafts branch.
     """
     plain_log, log = RoundLog(), RoundLog()
-    speculation = Speculation(drafter=drafter, max_draft_tokens=max_draft_tokens, policy=Fixed(max_draft_tokens))
+    policy = Fixed(max_draft_tokens)
+    speculation = Speculation(drafter=drafter, max_draft_tokens=max_draft_tokens, policy=policy, tree=tree)
     plain = LLM(model, tokenizer=tokenizer, speculation=None, check_model=False, observers=[plain_log])
     speculative = LLM(model, tokenizer=tokenizer, speculation=speculation, check_model=False, observers=[log])
     for llm in (plain, speculative):
@@ -100,6 +105,7 @@ def measure_gain(
         model=plain.name,
         is_real_model=is_real_model,
         draft_tokens=max_draft_tokens,
+        trees=tree,
         rounds=len(reports),
         emitted=sum(sum(report.emitted) for report in reports),
         drafted=sum(sum(report.drafted) for report in reports),

@@ -13,7 +13,7 @@ from specflow.protocols import Observer, Policy
 
 from ..architecture import inspect_model
 from ..config import SamplingParams, Speculation, Verification
-from ..drafters.base import Drafter, DraftRequest, Proposal, RowId
+from ..drafters.base import BranchingDrafter, Drafter, DraftRequest, Proposal, RowId
 from ..errors import DrafterError
 from ..llm import LLM
 from ..sampling import RowSampler
@@ -90,6 +90,11 @@ class WatchedDrafter:
         """The drafter's."""
         return self._drafter.gives_probs
 
+    @property
+    def branches(self) -> bool:
+        """Whether the drafter's proposals may be trees."""
+        return isinstance(self._drafter, BranchingDrafter) and self._drafter.branches
+
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         """The drafter's proposals, judged and made legal."""
         before = [tuple(request.token_ids) for request in requests]
@@ -159,10 +164,11 @@ class Setup:
         policy: Policy | None = None,
         *,
         verification: Verification = "auto",
+        tree: bool = False,
         max_batch_size: int = 4,
         observers: Sequence[Observer] = (),
     ) -> LLM:
-        """The target with a drafter under a policy; plain decoding without one."""
+        """The target with a drafter under a policy; plain decoding without one. Drafts branch only with ``tree``."""
         speculation = None
         if drafter is not None:
             speculation = Speculation(
@@ -170,6 +176,7 @@ class Setup:
                 max_draft_tokens=self.max_draft_tokens,
                 policy="fixed" if policy is None else policy,
                 verification=verification,
+                tree=tree,
             )
         return LLM(
             self.model,

@@ -51,6 +51,8 @@ class Gain:
     """False for the built-in random model: its seconds say nothing about a real model."""
     draft_tokens: int
     """Tokens asked for per round."""
+    trees: bool
+    """Whether drafts could branch."""
     rounds: int
     emitted: int
     drafted: int
@@ -59,7 +61,7 @@ class Gain:
     claimed: float
     """Accepted tokens that the drafter's survival estimates promised; equals ``admitted`` where it gives none."""
     acceptance_by_position: tuple[float, ...]
-    """Entry k: of the drafts verified at position k, the fraction accepted there."""
+    """Entry k: of the drafts verified at position k (of trees, at depth k), the fraction accepted there."""
     draft_seconds: float
     """Seconds spent in the drafter."""
     plain_round_seconds: float

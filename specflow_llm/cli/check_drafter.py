@@ -166,7 +166,8 @@ def show_report(report: DrafterReport, out: Console) -> None:
     out.print(table)
     if report.gain is not None:
         out.print()
-        out.print(f"With {report.gain.draft_tokens} tokens a round on {report.gain.model}:", soft_wrap=True)
+        shape = " in a tree" if report.gain.trees else ""
+        out.print(f"With {report.gain.draft_tokens} tokens a round{shape} on {report.gain.model}:", soft_wrap=True)
         out.print(gain_table(report.gain))
 
 

@@ -4,7 +4,9 @@ import copy
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,7 +125,43 @@ class HiddenStates(DrafterBase):
         return Proposal([guess] * min(2, request.limit))
 
 
+class Branching(DrafterBase):
+    """Where it may, the three likeliest tokens after the last one, and what is likeliest after the first of them."""
+
+    branches = True
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """One tree or chain per request."""
+        return [self.draft(request) for request in requests]
+
+    def draft(self, request: DraftRequest) -> Proposal:
+        """One request's draft."""
+        first = bigram_logits()[request.token_ids[-1]].topk(3).indices.tolist()
+        second = int(bigram_logits()[first[0]].argmax())
+        if not request.may_branch:
+            return Proposal([first[0], second][: request.limit])
+        return self.finished([first[0], second, *first[1:]], [-1, 0, -1, -1], [0.4, 0.2, 0.15, 0.1], request.limit)
+
+    def finished(self, tokens: list[int], parents: list[int], survival: list[float], limit: int) -> Proposal:
+        """Where the faulty ones differ."""
+        return Proposal(tokens[:limit], survival=survival[:limit], parents=parents[:limit])
+
+
+class SecondIsRight(Branching):
+    """A wrong token and, where it may branch, the target's own beside it."""
+
+    def draft(self, request: DraftRequest) -> Proposal:
+        """One place."""
+        with torch.inference_mode():
+            right = int(target()(input_ids=torch.tensor([list(request.token_ids)])).logits[0, -1].argmax())
+        tokens, parents = [(right + 1) % 16, right], [-1, -1]
+        if not request.may_branch:
+            return Proposal(tokens[: min(1, request.limit)])
+        return self.finished(tokens, parents, [0.5, 0.4], request.limit)
+
+
 GOOD: dict[str, Callable[[], Drafter]] = {
+    "branching": Branching,
     "bigram": Bigram,
     "lookup": Lookup,
     "ngram": NGramDrafter,
@@ -143,7 +181,8 @@ def test_good_drafters_pass(name: str) -> None:
     assert report.gain is not None
     assert report.gain.mean_accepted_length >= 1.0
     if name == "bigram":
-        assert [check.name for check in report.checks if check.outcome is Outcome.SKIPPED] == []
+        skipped = [check.name for check in report.checks if check.outcome is Outcome.SKIPPED]
+        assert skipped == ["greedy parity, trees", "seeded parity, trees"]
 
 
 # --- Faulty drafters --------------------------------------------------------------------------------------------------
@@ -344,6 +383,65 @@ def test_faulty_drafters_are_caught(faulty: Callable[[], Drafter]) -> None:
     assert not report.ok
     assert report.is_exact is exact
     assert name in report.verdict
+
+
+class BranchesAnywhere(Branching):
+    """Known-wrong: a tree whether it may or not."""
+
+    def draft(self, request: DraftRequest) -> Proposal:
+        """Always branching."""
+        return super().draft(replace(request, may_branch=True))
+
+
+class WrongParents(Branching):
+    """Known-wrong: tokens that continue later ones."""
+
+    def finished(self, tokens: list[int], parents: list[int], survival: list[float], limit: int) -> Proposal:
+        """Parents in reverse."""
+        del parents
+        return super().finished(tokens, [3, 2, 1, 0], survival, limit)
+
+
+class WorstFirst(Branching):
+    """Known-wrong: the least promising alternative first."""
+
+    def finished(self, tokens: list[int], parents: list[int], survival: list[float], limit: int) -> Proposal:
+        """Estimates in reverse."""
+        return super().finished(tokens, parents, survival[::-1], limit)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "rule"),
+    [
+        (BranchesAnywhere, "trees only where they may be"),
+        (WrongParents, "a parent before every token of a tree"),
+        (WorstFirst, "survival never rises"),
+    ],
+)
+def test_faulty_trees_are_caught(faulty: type[Branching], rule: str) -> None:
+    """Each by the rule it breaks; the output is right all the same, and what cannot be a tree is not run."""
+    report = quick_check(faulty)
+    assert report.check("contract").outcome is Outcome.FAILED
+    assert rule in report.check("contract").reason
+    assert report.check("greedy parity, trees").outcome is not Outcome.FAILED
+
+
+def test_trees_are_checked_and_measured_as_trees() -> None:
+    """Both parities see trees, and what is accepted of them is counted by depth, beside chains of the same drafter."""
+    report = quick_check(Branching)
+    for name in ("greedy parity", "seeded parity"):
+        assert report.check(f"{name}, trees").outcome is Outcome.OK
+        assert "drafted tokens accepted" in report.check(f"{name}, trees").reason
+    assert report.gain is not None
+    assert report.gain.trees
+    assert len(report.gain.acceptance_by_position) == 2  # a tree of four tokens is two deep
+    hesitating = quick_check(SecondIsRight)
+    assert hesitating.gain is not None
+    assert hesitating.gain.acceptance_by_position == (0.75,)  # at the end there is room for one token, the wrong one
+    accepted, admitted = re.findall(r"(\d+) of (\d+) drafted", hesitating.check("greedy parity, trees").reason)[0]
+    assert 0 < 2 * int(accepted) <= int(admitted)
+    assert re.search(r"; 0 of \d+ drafted", hesitating.check("greedy parity").reason)
+    assert quick_check(Lookup).check("greedy parity, trees").outcome is Outcome.SKIPPED
 
 
 def test_a_biased_law_shows_in_the_output() -> None:
