@@ -5,6 +5,7 @@ Also a program, for tests that need processes of their own::
     python -m tests.specflow_llm.small_training alone FOLDER     train, and say when a checkpoint is written
     python -m tests.specflow_llm.small_training together FOLDER  train in two processes that share every batch
     python -m tests.specflow_llm.small_training text FOLDER      make text and its features in two processes
+    python -m tests.specflow_llm.small_training write FOLDER     make text and its features, and say so line by line
 """
 
 from __future__ import annotations
@@ -107,13 +108,26 @@ def _two() -> None:
     os.environ["RANK"] = "0" if os.fork() else "1"
 
 
-def _text(folder: Path) -> None:
-    _two()
+def writing(folder: Path) -> TrainingRun:
+    """A run that makes text and features, and says what it does."""
     data = dataclasses.replace(SELF_ASKED, opened_fraction=0.0)
     drafter = {"num_features": 2, "num_layers": 1}
     plan = TrainingPlan(out=folder, data=data, drafter=drafter, cache=folder / "cache")
-    run = TrainingRun(llm(), plan, on_featured=lambda done, _all: print(f"features: {done}", flush=True))  # noqa: T201
-    run.prepare()
+    return TrainingRun(
+        llm(),
+        plan,
+        on_written=lambda written: print(f"tried: {written.tried}", flush=True),  # noqa: T201 - the parent waits for it
+        on_featured=lambda done, _all: print(f"features: {done}", flush=True),  # noqa: T201
+    )
+
+
+def _write(folder: Path) -> None:
+    writing(folder).prepare()
+
+
+def _text(folder: Path) -> None:
+    _two()
+    writing(folder).prepare()
     world = World.join(torch.device("cpu"))
     world.wait()
     world.leave()
@@ -137,4 +151,4 @@ def _together(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"alone": _alone, "together": _together, "text": _text}[sys.argv[1]](Path(sys.argv[2]))
+    {"alone": _alone, "together": _together, "text": _text, "write": _write}[sys.argv[1]](Path(sys.argv[2]))

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,12 +19,14 @@ from typer.testing import CliRunner
 from specflow_llm import LLM
 from specflow_llm.cli import app
 from specflow_llm.errors import ContextLengthError, TrainingError
+from specflow_llm.training.feature_cache import FeatureCache
 from specflow_llm.training.plan import TrainingPlan
 from specflow_llm.training.samples import Sample, SampleSettings, read_samples
 from specflow_llm.training.text import TextStage, Written
 from specflow_llm.training.world import World
 from tests.specflow_llm.block_drafters import target
 from tests.specflow_llm.chat import SETTINGS, ChatTokenizer, llm
+from tests.specflow_llm.small_training import writing
 from tests.specflow_llm.tokenizers import CharTokenizer, byte_level_bpe
 
 
@@ -157,6 +160,27 @@ def test_the_most_tokens_are_told_before_and_not_exceeded(tmp_path: Path) -> Non
     prompts.write_text("".join(json.dumps({"prompt": "a" * length}) + "\n" for length in (90, 5)), encoding="utf-8")
     stage(tmp_path / "given", prompts=prompts).make(keep)
     assert asked[1] == (90 + 3) + (5 + 3) + 2 * 20
+
+
+@pytest.mark.slow
+def test_text_whose_writer_was_killed_goes_on(tmp_path: Path) -> None:
+    """Killed after any number of conversations, again and again, the text and its features are those of one go."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "tests.specflow_llm.small_training", "write", str(tmp_path / "out")]
+    for lines in (1, 4, 2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for _ in range(lines):
+                assert process.stdout.readline().startswith("tried")
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    found = writing(tmp_path / "out").prepare()
+    stage(tmp_path / "alone").make()
+    assert found == stage(tmp_path / "alone").read()
+    cache = FeatureCache(
+        tmp_path / "out" / "cache", json.loads((tmp_path / "out" / "cache" / "cache.json").read_text())
+    )
+    assert all(sample.token_ids in cache for sample in found.samples)
 
 
 def test_processes_make_text_together(tmp_path: Path) -> None:
