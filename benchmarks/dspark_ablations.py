@@ -67,13 +67,12 @@ def run_variant(
     fields = {key: value for key, value in changes.items() if key not in {"loss", "fresh", "markov_rate"}}
     config = design(adapter, tokenizer, **{**BASE, **fields})
     model = new_drafter(config, samples, adapter, arguments.seed)
-    layers = target_layers_to_copy(config, adapter)
-    if layers and not changes.get("fresh"):
-        start_from_target(model, adapter, layers)
+    copied = target_layers_to_copy(config, adapter)
+    if copied and not changes.get("fresh"):
+        start_from_target(model, adapter, copied)
     layers = config.target_layer_ids
-    identity = {"target": adapter.name, "dtype": str(adapter.dtype), "layers": list(layers)}
     live = LiveFeatures(adapter, layers, samples, dtype=CACHE_DTYPE)
-    source = CachedFeatures(FeatureCache(folder, identity), live, samples)
+    source = CachedFeatures(FeatureCache.of_target(folder, adapter, layers), live, samples)
     train = len(samples) - round(len(samples) * 0.05)
     settings = TrainSettings(
         epochs=arguments.steps * 4 / train, batch_size=4, num_anchors=32, learning_rate=1e-3, loss=loss,

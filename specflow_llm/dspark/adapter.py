@@ -20,6 +20,11 @@ _TOLERANCE = 2e-2
 """Relative; low-precision targets round their logits."""
 
 
+def target_name(model: PreTrainedModel) -> str:
+    """Where a target was loaded from, or its class."""
+    return str(model.config.name_or_path or type(model).__name__)
+
+
 class TargetAdapter:
     """Embedding and head of a target, frozen and shared, never copied into a drafter's checkpoint.
 
@@ -32,7 +37,7 @@ class TargetAdapter:
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config(decoder=True)
-        self.name = str(model.config.name_or_path or type(model).__name__)
+        self.name = target_name(model)
         self.config = config
         self.model = model
         self.vocab_size = int(config.vocab_size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from ..dspark.adapter import TargetAdapter
+from ..dspark.checkpoint import write_whole
 from ..errors import TrainingError
 from .features import Features, FeatureSource
 from .samples import Sample
@@ -82,8 +83,17 @@ class FeatureCache:
                     "name another folder, or delete it",
                 )
         else:
-            _write(table, lambda path: path.write_text(json.dumps(dict(identity)), encoding="utf-8"))
+            write_whole(table, lambda path: path.write_text(json.dumps(dict(identity)), encoding="utf-8"))
         self.refresh()
+
+    @classmethod
+    def of_target(cls, folder: Path, adapter: TargetAdapter, layers: Sequence[int]) -> FeatureCache:
+        """The cache of a target's features of these layers.
+
+        Raises:
+            TrainingError: the folder holds a cache of something else.
+        """
+        return cls(folder, {"target": adapter.name, "dtype": str(adapter.dtype), "layers": list(layers)})
 
     def refresh(self) -> None:
         """Take notice of what other processes wrote."""
@@ -119,7 +129,7 @@ class FeatureCache:
         for key, found in self._waiting.items():
             for name, tensor in zip(_PARTS, (found.features, found.hidden, found.log_total), strict=True):
                 tensors[f"{key}.{name}"] = tensor
-        _write(path, lambda unfinished: save_file(tensors, unfinished))
+        write_whole(path, lambda unfinished: save_file(tensors, unfinished))
         self._places.update(dict.fromkeys(self._waiting, path))
         self._waiting = {}
 
@@ -185,10 +195,3 @@ def _digest(text: str) -> str:
 def _groups(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for begin in range(0, len(numbers), size):
         yield numbers[begin : begin + size]
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that is complete or absent."""
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    write(unfinished)
-    unfinished.replace(path)

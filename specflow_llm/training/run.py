@@ -135,33 +135,34 @@ class TrainingRun:
 
     def _kept_features(self, most_tokens: int) -> KeptFeatures | None:
         """Where to keep features of text that is being made."""
-        cache, layers = self._cache()
+        cache, layers = self._cache
         if cache is None:
             return None
         self._tell_size(most_tokens, layers, "at most ")
         return KeptFeatures(self._adapter, layers, cache)
 
     def _source(self, text: TrainingText) -> FeatureSource:
-        cache, layers = self._cache()
+        cache, layers = self._cache
         if cache is None:
             return LiveFeatures(self._adapter, layers, text.samples)
         self._tell_size(text.num_tokens, layers)
         live = LiveFeatures(self._adapter, layers, text.samples, dtype=CACHE_DTYPE)
         source = CachedFeatures(cache, live, text.samples)
         if self._world.is_first:
+            cache.refresh()  # others may have written text and features meanwhile
             source.build(self._on_featured)
         self._world.wait()
         cache.refresh()
         return source
 
+    @functools.cached_property
     def _cache(self) -> tuple[FeatureCache | None, tuple[int, ...]]:
         """The cache, where one is wanted, and the layers tapped."""
         layers, folder = tuple(self._kind.layers(self._start[1])), self._plan.cache
         if folder is None:
             return None, layers
         layers = layers or cached_layers(folder)  # a cache with features serves who needs none, too
-        identity = {"target": self._adapter.name, "dtype": str(self._adapter.dtype), "layers": list(layers)}
-        return FeatureCache(folder, identity), layers
+        return FeatureCache.of_target(folder, self._adapter, layers), layers
 
     def _tell_size(self, tokens: int, layers: Sequence[int], bound: str = "") -> None:
         size = cache_bytes(tokens, len(layers), self._adapter.hidden_size)

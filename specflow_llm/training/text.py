@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..architecture import inspect_model
+from ..dspark.adapter import target_name
+from ..dspark.checkpoint import write_whole
 from ..engine import require_prompt
 from ..errors import TrainingError
 from ..llm import LLM
@@ -144,17 +145,19 @@ class TextStage:
         wanted = plan.data.num_samples if prompts is None else min(plan.data.num_samples, len(prompts))
         path = plan.out / (SAMPLES_FILE if world.is_first else f"samples-{world.rank}.jsonl")
         mine = set(range(world.rank, wanted, world.size))
-        entries = {index: sample for part in parts(plan.out) for index, sample in read_entries(part) if index in mine}
+        there = {part: dict(read_entries(part)) for part in parts(plan.out)}
+        entries = {index: sample for found in there.values() for index, sample in found.items() if index in mine}
         if len(entries) == len(mine):
             return
         shape = ChatShape.of(self._llm.tokenizer) if prompts is None else None
         features = keep(self._most_tokens(wanted, prompts, shape))
         maker = SampleMaker(self._llm, plan.data, prompts=prompts, features=features, part=(world.rank, world.size))
         plan.out.mkdir(parents=True, exist_ok=True)  # now that nothing can be refused any more
-        _write(plan.out / RECIPE_FILE, json.dumps(recipe, indent=2) + "\n")
+        described = json.dumps(recipe, indent=2) + "\n"
+        write_whole(plan.out / RECIPE_FILE, lambda place: place.write_text(described, encoding="utf-8"))
         made = sum(sample is not None for sample in entries.values())
         self._notify(f"making training text: {made} of {len(mine)} conversations are there")
-        elsewhere = {index for part in parts(plan.out) if part != path for index, _sample in read_entries(part)}
+        elsewhere = {index for part, found in there.items() if part != path for index in found}
         progress = _Progress(made, len(entries), len(mine), clock)
         for tried in maker.run(path, elsewhere=elsewhere):
             self._on_written(progress.after(tried, maker.num_tokens))
@@ -170,7 +173,7 @@ class TextStage:
     def _recipe(self, prompts: Sequence[Sequence[int]] | None) -> Mapping[str, Any]:
         data = self._plan.data
         return {
-            "target": str(self._llm.model.config.name_or_path or type(self._llm.model).__name__),
+            "target": target_name(self._llm.model),
             "vocab_size": self._architecture.vocab_size,
             "prompts": None if prompts is None else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             "openers": hashlib.sha256("\0".join(OPENERS).encode()).hexdigest() if prompts is None else None,
@@ -243,10 +246,3 @@ def _in_turns(lists: Iterable[Sequence[Sample]]) -> list[Sample]:
     """All items, those of each list evenly spread."""
     placed = [((place + 0.5) / len(items), item) for items in lists for place, item in enumerate(items)]
     return [item for _share, item in sorted(placed, key=lambda entry: entry[0])]
-
-
-def _write(path: Path, text: str) -> None:
-    """A file that is complete or absent."""
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

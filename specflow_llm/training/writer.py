@@ -23,7 +23,6 @@ from ..engine import require_prompt
 from ..llm import LLM
 from ..sampling import RowSampler
 from ..selfcheck import build_target
-from ..verification import verify_row
 from .feature_cache import CACHE_DTYPE, FeatureCache
 from .features import Features, log_totals
 from .samples import OPENERS, ChatShape, Sample, SampleSettings, dropped_line, plain_ids, tried_indices
@@ -59,9 +58,9 @@ class _Row:
     first_own: int
     num_prompt: int
     """0 while the prompt is being written."""
-    end: int = 0
+    end: int
     """The length at which the turn being written is cut."""
-    sampler: RowSampler | None = None
+    sampler: RowSampler
     given: deque[int] = field(default_factory=deque)
     """What the chat template says comes next."""
     is_complete: bool = False
@@ -203,34 +202,26 @@ class SampleMaker:
 
     def _begin(self, index: int) -> _Row:
         if self._prompts is not None:
-            row = _Row(index, list(self._prompts[index]), len(self._prompts[index]), 0)
-            self._begin_answer(row, len(row.token_ids))
-            return row
+            ids = list(self._prompts[index])
+            return _Row(index, ids, len(ids), len(ids), *self._answer(index, len(ids)))
         chance = random.Random(f"{self._settings.seed}/{index}")  # noqa: S311 - repeatable, not secret
         ids = list(self._shape.before)
         if self._openers and chance.random() < self._settings.opened_fraction:
             ids += plain_ids(self._tokenizer, chance.choice(self._openers).rstrip())
-        row = _Row(index, ids, len(ids), 0)
-        self._begin_turn(row, self._settings.max_prompt_tokens, self._settings.prompt_temperature, 0)
-        return row
+        settings = self._settings
+        turn = self._turn(index, len(ids), settings.max_prompt_tokens, settings.prompt_temperature, 0)
+        return _Row(index, ids, len(ids), 0, *turn)
 
-    def _begin_answer(self, row: _Row, num_prompt: int) -> None:
-        row.num_prompt = num_prompt
-        self._begin_turn(row, self._settings.max_answer_tokens, self._temperature(row.index), 1)
+    def _answer(self, index: int, begin: int) -> tuple[int, RowSampler]:
+        return self._turn(index, begin, self._settings.max_answer_tokens, self._temperature(index), 1)
 
-    def _begin_turn(self, row: _Row, longest: int, temperature: float, stage: int) -> None:
-        """Let the target choose from where the template ends."""
-        begin = len(row.token_ids) + len(row.given)
-        row.end = begin + longest if self._context is None else min(begin + longest, self._context)
-        seed = random.Random(f"{self._settings.seed}/{row.index}/{stage}").getrandbits(62)  # noqa: S311 - not secret
+    def _turn(self, index: int, begin: int, longest: int, temperature: float, stage: int) -> tuple[int, RowSampler]:
+        """Where a turn that begins at a length is cut, and how its tokens are chosen."""
+        end = begin + longest if self._context is None else min(begin + longest, self._context)
+        seed = random.Random(f"{self._settings.seed}/{index}/{stage}").getrandbits(62)  # noqa: S311 - not secret
         params = SamplingParams(max_tokens=longest, temperature=temperature, seed=seed)
-        row.sampler = RowSampler(
-            params,
-            vocab_size=self._vocab,
-            num_prompt_tokens=begin,
-            seed=seed,
-            rule="coupled" if temperature else "greedy",
-        )
+        sampler = RowSampler(params, vocab_size=self._vocab, num_prompt_tokens=begin, seed=seed, rule="coupled")
+        return end, sampler
 
     def _temperature(self, index: int) -> float:
         return self._settings.temperatures[index % len(self._settings.temperatures)]
@@ -241,9 +232,8 @@ class SampleMaker:
             row.token_ids.append(row.given.popleft())
             return
         chosen = best
-        if row.sampler is not None and not row.sampler.is_greedy:
-            replacement = verify_row(row.sampler, logits, row.token_ids, ()).replacement
-            chosen = best if replacement is None else replacement
+        if not row.sampler.is_greedy:
+            chosen = row.sampler.choose(row.sampler.log_probs(logits, row.token_ids)[0], len(row.token_ids))
         ended = chosen in self._ends
         if row.num_prompt:
             row.token_ids.append(chosen)
@@ -251,7 +241,8 @@ class SampleMaker:
         elif ended and self._is_prompt(row):
             # The template's own end of the turn follows, not the one chosen.
             row.given.extend(self._shape.after)
-            self._begin_answer(row, len(row.token_ids) + len(row.given))
+            row.num_prompt = len(row.token_ids) + len(row.given)
+            row.end, row.sampler = self._answer(row.index, row.num_prompt)
             self._write(row, logits, best)
         else:
             row.token_ids.append(chosen)

@@ -222,7 +222,7 @@ def test_a_prompt_must_leave_room_for_one_token_of_an_answer() -> None:
     short = LLM(target(max_position_embeddings=24), tokenizer=ChatTokenizer(), speculation=None, check_model=False)
     maker = SampleMaker(short, SETTINGS, openers=())
     end = len(ChatShape.of(ChatTokenizer()).after)
-    fits = {length: maker._is_prompt(_Row(0, [1] * length, 1, 0)) for length in range(2, 24)}
+    fits = {length: maker._is_prompt(_Row(0, [1] * length, 1, 0, *maker._answer(0, length))) for length in range(2, 24)}
     assert fits == {length: 1 + 4 <= length < 24 - end for length in range(2, 24)}
 
 
