@@ -17,13 +17,14 @@ from ..dspark import TargetAdapter
 from ..errors import DrafterError
 from ..packing import PackedLinear, can_pack
 from .base import DrafterBase, DraftRequest, Proposal, RowId
+from .context_bias import Context, ContextBias, Place
 from .conv_checkpoint import load_conv
 from .conv_model import ConvConfig, ConvModel, SharedTables
 from .survival import HitTable, confidence_bucket, confidence_prior
 
 
 class ConvDrafter(DrafterBase):
-    """Drafts token by token with a :class:`ConvModel`.
+    """Drafts token by token with a :class:`ConvModel`, its logits biased by the request's text (:mod:`.context_bias`).
 
     A request's state stands behind its committed tokens, which never change; drafts are computed from copies, so there
     is nothing to roll back.
@@ -53,6 +54,7 @@ class ConvDrafter(DrafterBase):
         self._name = name
         self._rows: dict[RowId, _Row] = {}
         self._hits = HitTable(confidence_prior)
+        self._bias = ContextBias(model.config.context_bias, vocab_size=target_vocab_size, ids=self._ids)
 
     @classmethod
     def load(cls, folder: str | Path, adapter: TargetAdapter, *, name: str | None = None) -> ConvDrafter:
@@ -81,16 +83,21 @@ class ConvDrafter(DrafterBase):
     def release(self, row: RowId) -> None:
         """Forget a request's state. What it taught about confidence stays."""
         self._rows.pop(row, None)
+        self._bias.release(row)
 
     def state_bytes(self) -> Mapping[str, int]:
-        """Weights, apart from the target's tables, and the requests' states."""
+        """Weights, apart from the target's tables, and the requests' states and texts."""
         states = sum(row.state.numel() * row.state.element_size() for row in self._rows.values())
-        return {"draft_weights": self._model.num_own_bytes + self._head.num_bytes, "draft_state": states}
+        return {
+            "draft_weights": self._model.num_own_bytes + self._head.num_bytes,
+            "draft_state": states,
+            "draft_context": self._bias.num_bytes,
+        }
 
     @torch.inference_mode()
     def _draft(self, requests: Sequence[DraftRequest]) -> dict[RowId, _Draft]:
         hidden, state = self._read(requests)
-        drafts = {request.row: _Draft(request) for request in requests}
+        drafts = {request.row: _Draft(request, self._bias.read(request)) for request in requests}
         going = [drafts[request.row] for request in requests]
         for index in range(max(request.limit for request in requests)):
             if index:
@@ -108,12 +115,14 @@ class ConvDrafter(DrafterBase):
 
     def _choose(self, drafts: Sequence[_Draft], logits: torch.Tensor) -> None:
         """The next token of every draft from [R, Vd] logits; those that want the most probable one together."""
+        logits = logits.float()
+        self._bias.apply(logits, [self._bias.continuations(draft.context, draft.place) for draft in drafts])
         greedy = [place for place, draft in enumerate(drafts) if draft.request.sampler.is_trivial]
         if greedy:
             rows = logits if len(greedy) == len(drafts) else logits[greedy]
-            best, columns = rows.float().max(-1)
+            best, columns = rows.max(-1)
             tokens = columns if self._ids is None else self._ids[columns]
-            tops = (best - rows.float().logsumexp(-1)).exp()
+            tops = (best - rows.logsumexp(-1)).exp()
             for place, token, top in zip(greedy, tokens.tolist(), tops.tolist(), strict=True):
                 drafts[place].take(token, None, top, self._hits)
         for place, draft in enumerate(drafts):
@@ -219,10 +228,15 @@ class _Draft:
     """One request's draft while it grows."""
 
     request: DraftRequest
+    context: Context
+    place: Place = field(init=False)
     tokens: list[int] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
     probs: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.place = self.context.start
 
     def take(self, token: int, probs: torch.Tensor | None, confidence: float, hits: HitTable) -> None:
         """Append a token. Its survival depends on the law's confidence, not on the token."""
@@ -230,6 +244,7 @@ class _Draft:
         self.survival.append((self.survival[-1] if self.survival else 1.0) * hits.rate(bucket))
         self.buckets.append(bucket)
         self.tokens.append(token)
+        self.place = self.context.follow(self.place, token)
         if probs is not None:
             self.probs.append(probs)
 

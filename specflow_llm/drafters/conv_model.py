@@ -23,6 +23,7 @@ from torch import nn
 from specflow.errors import InvalidSettingError
 
 from ..dspark import TargetAdapter
+from ..dspark.config import checked_biases
 from ..dspark.layers import RMSNorm
 from ..errors import DrafterError
 
@@ -54,6 +55,9 @@ class ConvConfig:
     """Vd: how many ids can be drafted; None for all of the target's. The output head is most of a step's cost."""
     block_size: int = 7
     """Tokens per round for which training tells acceptance. Drafts may be shorter or longer."""
+    context_bias: tuple[float, ...] = ()
+    """Added when drafting to the logit of a token that followed the last 1, 2, ... tokens earlier in the request's text
+    (:mod:`.context_bias`); empty: nothing."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "embedding_size", "block_size"):
@@ -64,6 +68,7 @@ class ConvConfig:
         size = self.draft_vocab_size
         if size is not None and not (_is_count(size) and size <= self.vocab_size):
             raise InvalidSettingError("draft_vocab_size", size, f"None or an integer in [1, {self.vocab_size}]")
+        object.__setattr__(self, "context_bias", checked_biases(self.context_bias))
 
     @property
     def receptive_field(self) -> int:
@@ -81,7 +86,7 @@ class ConvConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "context_bias": list(self.context_bias)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ConvConfig:

@@ -5,7 +5,7 @@ there: the block's own keys and values are written behind the committed ones and
 rolling back is doing nothing.
 
 Letters in shapes: R requests, K slots of a block, G drafted tokens (gamma), D hidden size, F features, V target
-vocabulary, Vd draft vocabulary, r Markov rank.
+vocabulary, Vd draft vocabulary, C columns (Vd and the ids that requests' texts add), r Markov rank.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from specflow.trees import HISTORY
 
@@ -29,6 +30,7 @@ from ..errors import DrafterError
 from ..kv_cache import SlotCache
 from ..packing import can_pack, pack_linears, weight_bytes
 from .base import DrafterBase, DraftRequest, Proposal, RowId
+from .context_bias import Context, ContextBias, Place
 from .growing import ALTERNATIVES, LEAST_SURVIVAL, GrowingTree, Tip
 from .slots import SlotOrder, runs
 from .survival import HitTable, confidence_bucket, confidence_prior
@@ -40,8 +42,12 @@ _TRUST = 0.9
 class DSparkDrafter(DrafterBase):
     """Drafts with a trained :class:`~specflow_llm.dspark.DSparkModel`.
 
-    Confidences come from its confidence head, corrected by a calibration table if it has one; without a head they are
-    learned from how often drafts of that top probability were accepted.
+    Logits are biased by what followed the same words earlier in the request's text (:mod:`.context_bias`), as far as
+    its config says; ids that occur there can then be drafted even where the draft vocabulary lacks them.
+
+    Confidences come from its confidence head, moved as far as the biases moved the top probability's log-odds, and
+    corrected by a calibration table if it has one; without a head they are learned from how often drafts of that top
+    probability were accepted.
 
     Args:
         model: the drafter's weights; they are moved to the target's device and type.
@@ -73,6 +79,7 @@ class DSparkDrafter(DrafterBase):
         self._adapter = adapter
         self._model = model.to(device=adapter.device, dtype=adapter.dtype).eval()
         self._ids: torch.Tensor | None = model.draft_ids
+        self._id_list: list[int] | None = None if self._ids is None else self._ids.tolist()
         self._head = adapter.head(self._ids)
         self._weight_bytes = weight_bytes(model)
         head = model.markov_head
@@ -86,6 +93,13 @@ class DSparkDrafter(DrafterBase):
         self._pending: dict[RowId, _Pending] = {}
         self._hits = HitTable(confidence_prior)
         self._calibration = calibration
+        self._rows = adapter.rows_at_hand()
+        self._bias = ContextBias(
+            model.config.context_bias,
+            vocab_size=adapter.vocab_size,
+            ids=self._ids,
+            extends=self._rows is not None,
+        )
 
     @classmethod
     def load(
@@ -136,7 +150,7 @@ class DSparkDrafter(DrafterBase):
         trees = [place for place, request in enumerate(chosen) if request.may_branch]
         for places, draft in ((chains, self._chains), (trees, self._trees)):
             if places:
-                asked = [(chosen[place], limits[active[place]]) for place in places]
+                asked = [self._asked(chosen[place], limits[active[place]]) for place in places]
                 found = draft(asked, hidden if len(places) == len(chosen) else hidden[places])
                 for place, proposal in zip(places, found, strict=True):
                     proposals[active[place]] = proposal
@@ -145,13 +159,18 @@ class DSparkDrafter(DrafterBase):
     def release(self, row: RowId) -> None:
         """See :class:`specflow_llm.drafters.base.Drafter`."""
         self._pending.pop(row, None)
+        self._bias.release(row)
         slot = self._order.remove(row)
         if slot is not None:
             self._cache.move_row(len(self._order), slot)
 
     def state_bytes(self) -> Mapping[str, int]:
-        """Weights and the context's keys and values; embedding and head are the target's."""
-        return {"draft_weights": self._weight_bytes, "draft_kv": self._cache.allocated_bytes}
+        """Weights, the context's keys and values, and the texts' automata; embedding and head are the target's."""
+        return {
+            "draft_weights": self._weight_bytes,
+            "draft_kv": self._cache.allocated_bytes,
+            "draft_context": self._bias.num_bytes,
+        }
 
     def _limit(self, request: DraftRequest) -> int:
         room = self.config.max_positions - self.config.num_slots - len(request.token_ids) + 1
@@ -244,9 +263,35 @@ class DSparkDrafter(DrafterBase):
             seen &= keys >= begins - config.sliding_window
         return seen[:, None, None, :].expand(-1, 1, config.num_slots, -1)
 
-    def _chains(self, asked: Sequence[tuple[DraftRequest, int]], hidden: torch.Tensor) -> Sequence[Proposal]:
+    def _asked(self, request: DraftRequest, limit: int) -> _Asked:
+        context = self._bias.read(request)
+        vocabulary = self._ids
+        if vocabulary is not None and context.extra:
+            vocabulary = torch.cat((vocabulary, torch.tensor(context.extra, device=vocabulary.device)))
+        return _Asked(request, limit, context, vocabulary)
+
+    def _base(self, asked: Sequence[_Asked], hidden: torch.Tensor) -> torch.Tensor:
+        """[R, G, D] -> [R, G, C] logits: the draft vocabulary's, then those of the ids that each request's text adds.
+
+        Requests add different numbers of ids; columns that a request lacks are impossible.
+        """
+        base = self._head(hidden)
+        width = max(len(entry.context.extra) for entry in asked)
+        if not width or self._rows is None:
+            return base
+        more = base.new_full((*base.shape[:-1], width), -math.inf)
+        weight, bias = self._rows
+        for row, entry in enumerate(asked):
+            if extra := entry.context.extra:
+                ids = torch.tensor(extra, device=weight.device)
+                states = hidden[row].to(weight.dtype)
+                raw = functional.linear(states, weight[ids], None if bias is None else bias[ids])
+                more[row, :, : len(extra)] = self._adapter.finish(raw)
+        return torch.cat((base, more), dim=-1)
+
+    def _chains(self, asked: Sequence[_Asked], hidden: torch.Tensor) -> Sequence[Proposal]:
         """A chain for each of these requests, up to its limit; hidden is [R, G, D]."""
-        drafts = [_Draft(request, limit) for request, limit in asked]
+        drafts = [_Draft(entry) for entry in asked]
         self._draft(drafts, hidden)
         if self._model.confidence_head is None:
             for draft in drafts:
@@ -257,22 +302,38 @@ class DSparkDrafter(DrafterBase):
     def _draft(self, drafts: Sequence[_Draft], hidden: torch.Tensor) -> None:
         """Choose the tokens of every chain, slot by slot; hidden is [R, G, D]."""
         model, device = self._model, hidden.device
-        base = self._head(hidden)
+        base = self._base([draft.asked for draft in drafts], hidden)
         previous = torch.tensor([draft.request.token_ids[-1] for draft in drafts], device=device)
         state = None if model.markov_head is None else model.markov_head.initial_state(hidden[:, 0])
         for slot in range(max(draft.limit for draft in drafts)):
-            logits, embedded = base[:, slot], model.previous(previous)
-            if model.confidence_head is not None:
-                sure = model.confidence_head(hidden[:, slot], embedded).float().tolist()
-                for draft, logit in zip(drafts, sure, strict=True):
-                    draft.expect(self._probability(draft, slot, logit))
+            logits, embedded = base[:, slot].clone(), model.previous(previous)
             if model.markov_head is not None and embedded is not None:
                 serial, state = model.markov_head.step(embedded, hidden[:, slot], state)
-                logits = self._corrected(logits, serial)
+                self._correct(logits, serial)
+            moved = self._biased(logits, [(draft.asked, draft.place) for draft in drafts])
+            if model.confidence_head is not None:
+                sure = model.confidence_head(hidden[:, slot], embedded).float() + moved
+                for draft, logit in zip(drafts, sure.tolist(), strict=True):
+                    draft.expect(self._probability(draft, slot, logit))
             chosen = self._choose(drafts, slot, logits)
+            for draft, token in zip(drafts, chosen, strict=True):
+                draft.place = draft.asked.context.follow(draft.place, token)
             previous = torch.tensor(chosen, device=device)
 
-    def _trees(self, asked: Sequence[tuple[DraftRequest, int]], hidden: torch.Tensor) -> Sequence[Proposal]:
+    def _biased(self, logits: torch.Tensor, places: Sequence[tuple[_Asked, Place]]) -> torch.Tensor:
+        """Bias [N, C] logits in place by what followed each place in its text.
+
+        Returns:
+            [N] how far that moved the log-odds of the likeliest token.
+        """
+        rows = [self._bias.continuations(entry.context, place) for entry, place in places]
+        if not any(found.columns for found in rows):
+            return logits.new_zeros(len(rows))
+        before = _top_log_odds(logits)
+        self._bias.apply(logits, rows)
+        return _top_log_odds(logits) - before
+
+    def _trees(self, asked: Sequence[_Asked], hidden: torch.Tensor) -> Sequence[Proposal]:
         """Grow a tree of the likeliest continuations for requests with their limits; hidden is [R, G, D].
 
         Slot by slot, all continuations that may still be among the best ``limit`` are followed: what continues an item
@@ -280,9 +341,10 @@ class DSparkDrafter(DrafterBase):
         promises is its probability: the confidence head speaks of the likeliest token only.
         """
         model, device = self._model, hidden.device
-        base = self._head(hidden)
-        trees = [GrowingTree(limit) for _, limit in asked]
-        tips = [Tip(number, HISTORY, request.token_ids[-1]) for number, (request, _) in enumerate(asked)]
+        base = self._base(asked, hidden)
+        trees = [GrowingTree(entry.limit) for entry in asked]
+        tips = [Tip(number, HISTORY, entry.request.token_ids[-1]) for number, entry in enumerate(asked)]
+        places = [entry.context.start for entry in asked]
         state = None if model.markov_head is None else model.markov_head.initial_state(hidden[:, 0])
         for slot in range(hidden.shape[1]):
             rows = torch.tensor([tip.tree for tip in tips], device=device)
@@ -290,89 +352,105 @@ class DSparkDrafter(DrafterBase):
             embedded = model.previous(torch.tensor([tip.token for tip in tips], device=device))
             if model.markov_head is not None and embedded is not None:
                 serial, state = model.markov_head.step(embedded, here, state)
-                logits = self._corrected(logits, serial)
-            options = self._alternatives([asked[tip.tree][0] for tip in tips], trees, tips, slot, logits)
+                self._correct(logits, serial)
+            self._biased(logits, [(asked[tip.tree], place) for tip, place in zip(tips, places, strict=True)])
+            options = self._alternatives(asked, trees, tips, slot, logits)
             for tip, (tokens, shares) in zip(tips, options, strict=True):
                 trees[tip.tree].extend(tip.item, slot, tokens, [_TRUST * share for share in shares])
-            places = {(tip.tree, tip.item): place for place, tip in enumerate(tips)}
+            numbers = {(tip.tree, tip.item): number for number, tip in enumerate(tips)}
             following = [tip for number, tree in enumerate(trees) for tip in tree.tips(number, slot)]
             if not following:
                 break
+            parents = [numbers[tip.tree, trees[tip.tree].parents[tip.item]] for tip in following]
             if state is not None:
-                parents = [places[tip.tree, trees[tip.tree].parents[tip.item]] for tip in following]
                 state = state[torch.tensor(parents, device=device)]
+            places = [
+                asked[tip.tree].context.follow(places[parent], tip.token)
+                for tip, parent in zip(following, parents, strict=True)
+            ]
             tips = following
         return [tree.proposal() for tree in trees]
 
     def _alternatives(
         self,
-        requests: Sequence[DraftRequest],
+        asked: Sequence[_Asked],
         trees: Sequence[GrowingTree],
         tips: Sequence[Tip],
         slot: int,
         logits: torch.Tensor,
     ) -> list[tuple[list[int], list[float]]]:
-        """For every tip the likeliest next tokens and their shares; requests are those of the tips, logits [N, Vd]."""
+        """For every tip the likeliest next tokens and their shares; logits is [N, C]."""
         options: list[tuple[list[int], list[float]]] = [([], [])] * len(tips)
-        greedy = [place for place, request in enumerate(requests) if request.sampler.is_trivial]
+        greedy = [place for place, tip in enumerate(tips) if asked[tip.tree].request.sampler.is_trivial]
         if greedy:
             rows = logits if len(greedy) == len(tips) else logits[greedy]
             best = rows.topk(min(ALTERNATIVES, rows.shape[-1]), dim=-1)
             shares = (best.values - rows.logsumexp(-1, keepdim=True)).exp().tolist()
-            tokens = (best.indices if self._ids is None else self._ids[best.indices]).tolist()
-            for place, found in zip(greedy, zip(tokens, shares, strict=True), strict=True):
-                options[place] = found
+            for place, columns, found in zip(greedy, best.indices.tolist(), shares, strict=True):
+                options[place] = self._tokens(asked[tips[place].tree], columns), found
         noises: dict[int, torch.Tensor | None] = {}
-        for place, (request, tip) in enumerate(zip(requests, tips, strict=True)):
+        for place, tip in enumerate(tips):
+            entry = asked[tip.tree]
+            request = entry.request
             if request.sampler.is_trivial:
                 continue
             if tip.tree not in noises:
                 position = len(request.token_ids) + slot
-                noises[tip.tree] = request.sampler.draft_noise(position, logits.device, self._ids)
+                noises[tip.tree] = request.sampler.draft_noise(position, logits.device, entry.vocabulary)
             drafted = trees[tip.tree].path(tip.item)
             options[place] = request.sampler.alternatives(
-                logits[place], request.token_ids, drafted, ALTERNATIVES, self._ids, noises[tip.tree]
+                entry.own(logits[place]), request.token_ids, drafted, ALTERNATIVES, entry.vocabulary, noises[tip.tree]
             )
         return options
 
-    def _corrected(self, base: torch.Tensor, serial: torch.Tensor) -> torch.Tensor:
-        """[R, Vd] base logits plus the Markov bias, for all columns or for the likeliest only."""
+    def _tokens(self, entry: _Asked, columns: Sequence[int]) -> list[int]:
+        """The ids of columns of a request's logits; impossible columns, which only pad, stand for id 0."""
+        ids, extra = self._id_list, entry.context.extra
+        if ids is None:
+            return list(columns)
+        known = len(ids)
+        return [
+            ids[column] if column < known else extra[column - known] if column - known < len(extra) else 0
+            for column in columns
+        ]
+
+    def _correct(self, logits: torch.Tensor, serial: torch.Tensor) -> None:
+        """Add the Markov bias to [R, C] logits in place: for all columns of the draft vocabulary, or the likeliest."""
         head = self._model.markov_head
         if head is None:
-            return base
+            return
+        base = logits[:, : self.config.head_size]
         count = self.config.markov_top_k
         if self._markov_rows is None or not 0 < count < base.shape[-1]:
-            bias: torch.Tensor = head.output(serial)
-            return base + bias.float()
+            base += head.output(serial).float()
+            return
         best = base.topk(count, dim=-1)
         bias = torch.einsum("rkd,rd->rk", self._markov_rows[best.indices].float(), serial.float())
         # What is left out keeps its base logit: the law the token is drawn from is whatever stands here.
-        return base.scatter_add(-1, best.indices, bias)
+        base.scatter_add_(-1, best.indices, bias)
 
     def _choose(self, drafts: Sequence[_Draft], slot: int, logits: torch.Tensor) -> list[int]:
         """A token for every draft that is not finished; the others repeat theirs, unread."""
         greedy = [index for index, draft in enumerate(drafts) if draft.request.sampler.is_trivial]
         chosen = [0] * len(drafts)
         if greedy:
-            columns = logits.argmax(-1) if len(greedy) == len(drafts) else logits[greedy].argmax(-1)
-            tokens = columns if self._ids is None else self._ids[columns]
+            rows = logits if len(greedy) == len(drafts) else logits[greedy]
             tops: list[float] = []
             if self._model.confidence_head is None:
-                rows = logits if len(greedy) == len(drafts) else logits[greedy]
                 tops = (rows.amax(-1) - rows.logsumexp(-1)).exp().tolist()
-            for place, (index, token) in enumerate(zip(greedy, tokens.tolist(), strict=True)):
-                chosen[index] = token
+            for place, (index, column) in enumerate(zip(greedy, rows.argmax(-1).tolist(), strict=True)):
+                (chosen[index],) = self._tokens(drafts[index].asked, (column,))
                 if slot < drafts[index].limit:
-                    self._take(drafts[index], token, None, tops[place] if tops else 0.0)
+                    self._take(drafts[index], chosen[index], None, tops[place] if tops else 0.0)
         for index, draft in enumerate(drafts):
             if draft.request.sampler.is_trivial:
                 continue
             if slot >= draft.limit:
                 chosen[index] = draft.tokens[-1]
                 continue
-            history = draft.request.token_ids
+            history, entry = draft.request.token_ids, draft.asked
             token, probs, top = draft.request.sampler.draft(
-                logits[index], history, draft.tokens, len(history) + len(draft.tokens), self._ids
+                entry.own(logits[index]), history, draft.tokens, len(history) + len(draft.tokens), entry.vocabulary
             )
             chosen[index] = token
             self._take(draft, token, probs, top)
@@ -404,6 +482,27 @@ class DSparkDrafter(DrafterBase):
             self._hits.score(pending.tokens, pending.buckets, request.token_ids[pending.start :])
 
 
+def _top_log_odds(logits: torch.Tensor) -> torch.Tensor:
+    """[N, C] -> [N] log-odds of the likeliest column, kept where rounding means nothing."""
+    probs = (logits.amax(-1) - logits.logsumexp(-1)).exp().clamp(1e-4, 1.0 - 1e-4)
+    return probs.logit()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request in one round."""
+
+    request: DraftRequest
+    limit: int
+    context: Context
+    vocabulary: torch.Tensor | None
+    """Ids of its columns; None where they are all ids."""
+
+    def own(self, logits: torch.Tensor) -> torch.Tensor:
+        """[C] -> its own columns, without those that pad."""
+        return logits if self.vocabulary is None else logits[: len(self.vocabulary)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A proposal whose fate is not known yet."""
@@ -417,11 +516,13 @@ class _Pending:
 class _Draft:
     """One request's draft while it grows."""
 
-    __slots__ = ("buckets", "limit", "probs", "request", "survival", "tokens")
+    __slots__ = ("asked", "buckets", "limit", "place", "probs", "request", "survival", "tokens")
 
-    def __init__(self, request: DraftRequest, limit: int) -> None:
-        self.request = request
-        self.limit = limit
+    def __init__(self, asked: _Asked) -> None:
+        self.asked = asked
+        self.request = asked.request
+        self.limit = asked.limit
+        self.place = asked.context.start
         self.tokens: list[int] = []
         self.buckets: list[int] = []
         self.survival: list[float] = []

@@ -17,7 +17,7 @@ most ``max_match + 1`` steps. In natural text it takes about four.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from specflow.errors import InvalidSettingError
@@ -127,6 +127,41 @@ class SuffixAutomaton:
         """The state after reading ``token``, for the longest string of at most ``max_match`` tokens; None if unseen."""
         target = self._transitions[state].get(token)
         return None if target is None else self._cut(target, self.max_match)
+
+    def read(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """State and length of the longest suffix, after one more token, that occurs; (:data:`ROOT`, 0) for none.
+
+        Matching statistics by suffix links (Chang and Lawler 1994, "Sublinear approximate string matching and
+        biological applications", section 3): a step adds at most one token to the match, and every link that is
+        followed takes one or more away.
+
+        Args:
+            state: of the suffix so far.
+            length: of the suffix so far, in tokens.
+            token: the next one.
+        """
+        target = self.step(state, token)
+        while target is None and state != ROOT:
+            state, length = self.shorter(state)
+            target = self.step(state, token)
+        return (ROOT, 0) if target is None else (target, min(length + 1, self.max_match))
+
+    def continuations(self, state: int, length: int, most: int) -> Iterator[tuple[int, int]]:
+        """Tokens that followed a suffix, or a shorter one of at least one token, each with the longest it followed.
+
+        Args:
+            state: of the suffix.
+            length: of the suffix, in tokens.
+            most: continuations looked at of each suffix, those seen first most recently.
+        """
+        found: set[int] = set()
+        while state != ROOT:
+            transitions = self._transitions[state]
+            for token in transitions if len(transitions) <= most else list(transitions)[-most:]:
+                if token not in found:
+                    found.add(token)
+                    yield token, length
+            state, length = self.shorter(state)
 
     def shorter(self, state: int) -> tuple[int, int]:
         """The state and length of the longest suffix that occurred in other places too."""
@@ -270,12 +305,7 @@ class Corpus:
 
 
 class CorpusCursor:
-    """The longest suffix of a stream of tokens that occurs in a corpus; amortised O(1) per token.
-
-    Matching statistics by suffix links (Chang and Lawler 1994, "Sublinear approximate string matching and biological
-    applications", section 3): a step adds at most one token to the match, and every link that is followed takes one
-    or more away.
-    """
+    """The longest suffix of a stream of tokens that occurs in a corpus; amortised O(1) per token."""
 
     __slots__ = ("_automaton", "_length", "_state")
 
@@ -294,15 +324,7 @@ class CorpusCursor:
 
     def advance(self, token: int) -> None:
         """Read one token of the stream."""
-        automaton, state, length = self._automaton, self._state, self._length
-        target = automaton.step(state, token)
-        while target is None and state != ROOT:
-            state, length = automaton.shorter(state)
-            target = automaton.step(state, token)
-        if target is None:
-            self._state, self._length = ROOT, 0
-        else:
-            self._state, self._length = target, min(length + 1, automaton.max_match)
+        self._state, self._length = self._automaton.read(self._state, self._length, token)
 
     def advance_many(self, tokens: Iterable[int]) -> None:
         """Read tokens in order."""

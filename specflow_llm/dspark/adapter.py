@@ -80,16 +80,31 @@ class TargetAdapter:
 
     def head_rows(self, ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output head's weight [n, D] and bias [n], for these ids or all of them, detached."""
-        weight: Any = self._head.weight
-        if isinstance(self._head, PackedLinear):
-            # A tied embedding still has the plain layout; otherwise the blocked one is unpacked.
-            embedding: Any = self._embedding.weight
-            tied = bool(getattr(self.config, "tie_word_embeddings", False)) and embedding.shape[0] == self.vocab_size
-            weight = embedding if tied else weight.to_dense()
-        bias: Any = getattr(self._head, "bias", None)
+        weight, bias = self._head_weight(), self._head_bias()
+        if weight is None:
+            packed: Any = self._head.weight
+            weight = packed.to_dense()
         if ids is not None:
             weight, bias = weight[ids], None if bias is None else bias[ids]
-        return weight.detach(), None if bias is None else bias.detach()
+        return weight.detach(), bias
+
+    def _head_weight(self) -> torch.Tensor | None:
+        """[V, D] in the plain layout; None where the head is packed and has no tied embedding, which never is."""
+        weight: Any = self._head.weight
+        if not isinstance(self._head, PackedLinear):
+            return torch.as_tensor(weight)
+        embedding: Any = self._embedding.weight
+        tied = bool(getattr(self.config, "tie_word_embeddings", False)) and embedding.shape[0] == self.vocab_size
+        return torch.as_tensor(embedding) if tied else None
+
+    def _head_bias(self) -> torch.Tensor | None:
+        bias: Any = getattr(self._head, "bias", None)
+        return None if bias is None else torch.as_tensor(bias).detach()
+
+    def rows_at_hand(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """:meth:`head_rows` of all ids where that copies nothing; None where the head's weight had to be unpacked."""
+        weight = self._head_weight()
+        return None if weight is None else (weight.detach(), self._head_bias())
 
     def finish(self, logits: torch.Tensor) -> torch.Tensor:
         """What the target does to its head's output: scale and soft cap, in float32."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ Layout = Literal["anchor_predicts", "mask_predicts"]
 
 MARKOV_KINDS: tuple[MarkovKind, ...] = ("none", "vanilla", "gated", "rnn")
 LAYOUTS: tuple[Layout, ...] = ("anchor_predicts", "mask_predicts")
+_MOST_ORDERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,10 @@ class DSparkConfig:
     confidence: bool = True
     confidence_with_markov: bool = True
 
+    context_bias: tuple[float, ...] = ()
+    """Added when drafting to the logit of a token that followed the last 1, 2, ... tokens earlier in the request's text
+    (:mod:`specflow_llm.drafters.context_bias`); empty: nothing. Not part of the paper."""
+
     def __post_init__(self) -> None:
         """Validate every field."""
         for name in (
@@ -121,6 +127,7 @@ class DSparkConfig:
         window = self.sliding_window
         require(window is None or _is_count(window, 1), "sliding_window", window, "None or an integer >= 1")
         object.__setattr__(self, "rope", dict(self.rope))
+        object.__setattr__(self, "context_bias", checked_biases(self.context_bias))
 
     @property
     def feature_size(self) -> int:
@@ -153,7 +160,12 @@ class DSparkConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {**asdict(self), "target_layer_ids": list(self.target_layer_ids), "rope": dict(self.rope)}
+        return {
+            **asdict(self),
+            "target_layer_ids": list(self.target_layer_ids),
+            "rope": dict(self.rope),
+            "context_bias": list(self.context_bias),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DSparkConfig:
@@ -185,8 +197,22 @@ def spread_layers(num_target_layers: int, count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
+def checked_biases(biases: Sequence[float]) -> tuple[float, ...]:
+    """Context biases of a config, as plain numbers.
+
+    Raises:
+        InvalidSettingError: too many, or one is not a finite number.
+    """
+    finite = all(
+        isinstance(bias, (int, float)) and not isinstance(bias, bool) and math.isfinite(bias) for bias in biases
+    )
+    wanted = f"at most {_MOST_ORDERS} finite numbers, for tokens that followed the last 1, 2, ... tokens"
+    require(len(biases) <= _MOST_ORDERS and finite, "context_bias", biases, wanted)
+    return tuple(map(float, biases))
+
+
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-__all__ = ["LAYOUTS", "MARKOV_KINDS", "DSparkConfig", "Layout", "MarkovKind", "spread_layers"]
+__all__ = ["LAYOUTS", "MARKOV_KINDS", "DSparkConfig", "Layout", "MarkovKind", "checked_biases", "spread_layers"]

@@ -15,6 +15,7 @@ from ..dspark.config import DSparkConfig, spread_layers
 from ..dspark.model import DSparkModel
 from ..packing import PackedLinear
 from .batches import loss_mask
+from .context import CONTEXT_BIAS
 from .samples import Sample
 
 SMALL_TARGET = 1_000_000_000
@@ -65,6 +66,7 @@ def design(adapter: TargetAdapter, tokenizer: Any = None, **changes: Any) -> DSp
         "max_positions": int(getattr(config, "max_position_embeddings", None) or 4096),
         "draft_vocab_size": min(12288, adapter.vocab_size) if small else None,
         "markov_rank": min(128 if small else 256, adapter.hidden_size),
+        "context_bias": CONTEXT_BIAS,
     }
     unknown = sorted(set(changes) - set(DSparkConfig.__dataclass_fields__))
     if unknown:

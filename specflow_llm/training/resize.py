@@ -19,7 +19,7 @@ from ..dspark.adapter import TargetAdapter
 from ..dspark.model import DSparkModel
 from .design import start_from_target, target_layers_to_copy
 
-RESIZABLE = ("block_size", "markov_rank", "markov_top_k", "num_layers", "sliding_window")
+RESIZABLE = ("block_size", "context_bias", "markov_rank", "markov_top_k", "num_layers", "sliding_window")
 """Fields of a config that may differ from the trained drafter's."""
 
 

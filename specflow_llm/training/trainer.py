@@ -22,11 +22,13 @@ from ..dspark.adapter import TargetAdapter
 from ..errors import TrainingError
 from ..packing import supports_bfloat16
 from .batches import Batch, epoch_order
+from .context import ContextObservations
 from .features import FeatureSource
-from .objective import LossParts, LossWeights, chunked_loss, reference_loss
+from .objective import LossParts, LossWeights, chunked_loss, draft_logits, reference_loss
 from .samples import Sample, samples_digest
 from .settings import TrainSettings
 from .students import Trainee, build_student
+from .students.base import draft_columns
 from .world import World
 
 STATE_FILE = "training.pt"
@@ -251,6 +253,26 @@ class Trainer:
                 parts = reference_loss(slots, self._head, teacher, self._settings.loss)
                 totals.add(parts, batch, slots.weights)
         return totals.means(self._world, self._settings.loss)
+
+    @torch.no_grad()
+    def fit_context_bias(self, num_orders: int, *, limit: int = 256) -> tuple[float, ...]:
+        """What tokens that followed the last 1, 2, ... tokens before should gain, by held-out text.
+
+        Every process finds the same; see :mod:`.context`.
+
+        Raises:
+            TrainingError: nothing was held out.
+        """
+        chosen = list(self._held)[:limit]
+        if not chosen:
+            raise TrainingError("no conversations were held out", "set held_out above 0")
+        self._model.eval()
+        seen = ContextObservations(num_orders, draft_columns(self._model.draft_ids, self._adapter))
+        for begin in range(0, len(chosen), self._settings.batch_size):
+            batch = self._batch(chosen[begin : begin + self._settings.batch_size], -1)
+            slots, _ = self._student.forward(batch, self._source.of(batch.indices))
+            seen.add(batch, draft_logits(slots, self._head), slots.labels)
+        return seen.fit()
 
     @property
     def held_out(self) -> range:

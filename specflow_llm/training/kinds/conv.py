@@ -14,6 +14,7 @@ from ...drafters.conv_checkpoint import load_conv, save_conv
 from ...drafters.conv_model import ConvConfig, ConvModel, SharedTables
 from ...dspark.adapter import TargetAdapter
 from ...dspark.model import parameter_count
+from ..context import CONTEXT_BIAS
 from ..design import coverage, frequent_ids
 from ..samples import Sample
 from .cards import model_card
@@ -41,6 +42,7 @@ class ConvKind:
             "vocab_size": adapter.vocab_size,
             "embedding_size": SharedTables.of(adapter).embedding.shape[1],
             "draft_vocab_size": min(_DRAFT_VOCABULARY, adapter.vocab_size),
+            "context_bias": CONTEXT_BIAS,
         }
         changeable = set(ConvConfig.__dataclass_fields__) - {"target", "vocab_size", "embedding_size"}
         unknown = sorted(set(changes) - changeable)

@@ -1,0 +1,118 @@
+"""Fitting what a drafter gains from its request's own text (:mod:`specflow_llm.drafters.context_bias`).
+
+Text that the drafter was not trained on says how much likelier a token is than the drafter thinks, where it followed
+the same words before. The biases of all orders together maximise the likelihood of the tokens that came; the negative
+logarithm of that is convex in them.
+
+Letters in shapes: N slots, W continuations of a slot, M orders, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..drafters.context_bias import Context
+from ..drafters.suffix_automaton import SuffixAutomaton
+from .batches import Batch
+
+CONTEXT_BIAS = (1.0, 2.5, 4.0, 5.0, 6.0, 6.5)
+"""Biases of a new drafter, until its own are fitted: between those that suit greedy and sampled requests of a drafter
+trained for a few hours (``docs/log.md``, 2026-11-30)."""
+
+_RIDGE = 1.0
+"""A standard normal prior: an order that was hardly seen gets hardly a bias."""
+_STEPS = 100
+
+
+class ContextObservations:
+    """What the logits of slots and their texts say about biases.
+
+    Args:
+        num_orders: M.
+        columns: [V] column of each id in the draft vocabulary, -1 where it has none; None for all ids.
+    """
+
+    def __init__(self, num_orders: int, columns: torch.Tensor | None) -> None:
+        self._num_orders = num_orders
+        self._columns: list[int] | None = None if columns is None else columns.tolist()
+        self._logits: list[torch.Tensor] = []
+        self._orders: list[torch.Tensor] = []
+        self._rest: list[torch.Tensor] = []
+        self._came: list[int] = []
+
+    def __len__(self) -> int:
+        """Slots that say something."""
+        return len(self._came)
+
+    def add(self, batch: Batch, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add the supervised slots of a batch.
+
+        Args:
+            batch: their texts.
+            logits: [N, Vd] without any bias.
+            labels: [N] column of the token that came; slots of others, with -1, are left out.
+        """
+        came = labels.tolist()
+        for slot, found in enumerate(self._continuations(batch)):
+            if not found or came[slot] < 0:
+                continue
+            columns = torch.tensor([column for column, _ in found])
+            row = logits[slot].double().cpu()
+            inside = row[columns]
+            row[columns] = -torch.inf
+            self._logits.append(inside)
+            self._orders.append(torch.tensor([order for _, order in found]))
+            self._rest.append(row.logsumexp(-1))
+            self._came.append(dict(found).get(came[slot], 0))
+
+    def _continuations(self, batch: Batch) -> list[list[tuple[int, int]]]:
+        """(column, order) of what followed each supervised slot's context before, in the order of the slots."""
+        rows, blocks, offsets = batch.supervised.nonzero(as_tuple=True)
+        ends = (batch.anchors[rows, blocks] + offsets + 1).tolist()  # tokens before the one that came
+        by_row: dict[int, set[int]] = {}
+        for row, end in zip(rows.tolist(), ends, strict=True):
+            by_row.setdefault(row, set()).add(end)
+        known: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for row, wanted in by_row.items():
+            context = Context(SuffixAutomaton(self._num_orders))
+            for end, token in enumerate(batch.token_ids[row, : max(wanted)].tolist(), start=1):
+                context.automaton.extend(token)
+                if end in wanted:
+                    known[row, end] = self._seen(context)
+        return [known[row, end] for row, end in zip(rows.tolist(), ends, strict=True)]
+
+    def _seen(self, context: Context) -> list[tuple[int, int]]:
+        pairs = context.after(context.start)
+        if self._columns is None:
+            return list(pairs)
+        columns = self._columns
+        return [(columns[token], order) for token, order in pairs if columns[token] >= 0]
+
+    def fit(self) -> tuple[float, ...]:
+        """[M] the most likely biases; zeros without observations."""
+        biases = torch.zeros(self._num_orders + 1, dtype=torch.float64)  # order 0 has none
+        if not self._came:
+            return tuple(biases[1:].tolist())
+        logits = _padded(self._logits, -torch.inf)
+        orders = _padded(self._orders, 0)
+        rest, came = torch.stack(self._rest), torch.tensor(self._came)
+        free = biases[1:].clone().requires_grad_()
+        optimizer = torch.optim.LBFGS([free], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            every = torch.cat((biases[:1], free))
+            totals = torch.logaddexp(rest, (logits + every[orders]).logsumexp(-1))
+            value = (totals - every[came]).sum() + 0.5 * _RIDGE * free.square().sum()
+            value.backward()
+            return value
+
+        with torch.enable_grad():
+            optimizer.step(loss)
+        return tuple(free.detach().tolist())
+
+
+def _padded(rows: Sequence[torch.Tensor], fill: float) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=fill)
