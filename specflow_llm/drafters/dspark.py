@@ -310,9 +310,12 @@ class DSparkDrafter(DrafterBase):
             if model.markov_head is not None and embedded is not None:
                 serial, state = model.markov_head.step(embedded, hidden[:, slot], state)
                 self._correct(logits, serial)
-            moved = self._biased(logits, [(draft.asked, draft.place) for draft in drafts])
-            if model.confidence_head is not None:
-                sure = model.confidence_head(hidden[:, slot], embedded).float() + moved
+            sure = None if model.confidence_head is None else model.confidence_head(hidden[:, slot], embedded).float()
+            before = _top_log_odds(logits) if self._bias.max_order and sure is not None else None
+            self._add_bias(logits, [(draft.asked, draft.place) for draft in drafts])
+            if sure is not None:
+                if before is not None:
+                    sure += _top_log_odds(logits) - before
                 for draft, logit in zip(drafts, sure.tolist(), strict=True):
                     draft.expect(self._probability(draft, slot, logit))
             chosen = self._choose(drafts, slot, logits)
@@ -320,18 +323,9 @@ class DSparkDrafter(DrafterBase):
                 draft.place = draft.asked.context.follow(draft.place, token)
             previous = torch.tensor(chosen, device=device)
 
-    def _biased(self, logits: torch.Tensor, places: Sequence[tuple[_Asked, Place]]) -> torch.Tensor:
-        """Bias [N, C] logits in place by what followed each place in its text.
-
-        Returns:
-            [N] how far that moved the log-odds of the likeliest token.
-        """
-        rows = [self._bias.continuations(entry.context, place) for entry, place in places]
-        if not any(found.columns for found in rows):
-            return logits.new_zeros(len(rows))
-        before = _top_log_odds(logits)
-        self._bias.apply(logits, rows)
-        return _top_log_odds(logits) - before
+    def _add_bias(self, logits: torch.Tensor, places: Sequence[tuple[_Asked, Place]]) -> None:
+        """Bias [N, C] logits in place by what followed each place in its request's text."""
+        self._bias.apply(logits, [self._bias.continuations(entry.context, place) for entry, place in places])
 
     def _trees(self, asked: Sequence[_Asked], hidden: torch.Tensor) -> Sequence[Proposal]:
         """Grow a tree of the likeliest continuations for requests with their limits; hidden is [R, G, D].
@@ -353,7 +347,7 @@ class DSparkDrafter(DrafterBase):
             if model.markov_head is not None and embedded is not None:
                 serial, state = model.markov_head.step(embedded, here, state)
                 self._correct(logits, serial)
-            self._biased(logits, [(asked[tip.tree], place) for tip, place in zip(tips, places, strict=True)])
+            self._add_bias(logits, [(asked[tip.tree], place) for tip, place in zip(tips, places, strict=True)])
             options = self._alternatives(asked, trees, tips, slot, logits)
             for tip, (tokens, shares) in zip(tips, options, strict=True):
                 trees[tip.tree].extend(tip.item, slot, tokens, [_TRUST * share for share in shares])
