@@ -83,7 +83,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.trust is not None:
-        dspark._TRUST = arguments.trust  # noqa: SLF001 - what is measured
+        dspark._TRUST.update({True: arguments.trust, False: arguments.trust})  # noqa: SLF001 - what is measured
     loaded = load_model(arguments.model, tokenizer="auto", dtype="auto", device="auto", pack=True)
     prompts = choose_prompts(
         loaded, find_prompts(arguments.prompts), max_tokens=arguments.max_tokens,

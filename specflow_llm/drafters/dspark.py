@@ -35,8 +35,9 @@ from .growing import ALTERNATIVES, LEAST_SURVIVAL, GrowingTree, Tip
 from .slots import SlotOrder, runs
 from .survival import HitTable, confidence_bucket, confidence_prior
 
-_TRUST = 0.9
-"""What a drafted alternative's probability is worth: the shipped drafter's came true so often (docs/log.md)."""
+_TRUST = {True: 1.0, False: 0.9}
+"""What a drafted alternative's probability is worth, greedily or not: the shipped drafter's came true so often
+(docs/log.md)."""
 
 
 class DSparkDrafter(DrafterBase):
@@ -350,7 +351,8 @@ class DSparkDrafter(DrafterBase):
             self._add_bias(logits, [(asked[tip.tree], place) for tip, place in zip(tips, places, strict=True)])
             options = self._alternatives(asked, trees, tips, slot, logits)
             for tip, (tokens, shares) in zip(tips, options, strict=True):
-                trees[tip.tree].extend(tip.item, slot, tokens, [_TRUST * share for share in shares])
+                trust = _TRUST[asked[tip.tree].request.sampler.is_greedy]
+                trees[tip.tree].extend(tip.item, slot, tokens, [trust * share for share in shares])
             numbers = {(tip.tree, tip.item): number for number, tip in enumerate(tips)}
             following = [tip for number, tree in enumerate(trees) for tip in tree.tips(number, slot)]
             if not following:

@@ -437,7 +437,7 @@ def test_a_tree_holds_the_best_of_all_paths() -> None:
                     assert embedded is not None
                     serial, _ = head.step(embedded, hidden[slot : slot + 1], None)
                     law = (base[slot] + head.output(serial)[0]).softmax(-1)
-                    chance *= 0.9 * float(law[column])
+                    chance *= float(law[column])
                     before = int(ids[column])
                 scored[tuple(ids[list(columns)].tolist())] = chance
     paths = [tuple(path_tokens(tree.token_ids, tree.parents or (), item)) for item in range(limit)]
