@@ -26,6 +26,7 @@ STATE_NAMES: Mapping[str, str] = {
     "target_kv": "target keys and values",
     "draft_weights": "draft model weights",
     "draft_kv": "draft keys and values",
+    "draft_context": "drafter's index of the text",
     "hidden_states": "hidden states",
     "confidences": "confidences (survival estimates)",
     "ngram_history": "n-gram index of the text",

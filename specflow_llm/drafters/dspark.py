@@ -44,7 +44,8 @@ class DSparkDrafter(DrafterBase):
     """Drafts with a trained :class:`~specflow_llm.dspark.DSparkModel`.
 
     Logits are biased by what followed the same words earlier in the request's text (:mod:`.context_bias`), as far as
-    its config says; ids that occur there can then be drafted even where the draft vocabulary lacks them.
+    its config says. The first 1024 ids that occur there but not in the draft vocabulary can then be drafted too, unless
+    the target's head is packed and not tied to its embedding.
 
     Confidences come from its confidence head, moved as far as the biases moved the top probability's log-odds, and
     corrected by a calibration table if it has one; without a head they are learned from how often drafts of that top
@@ -283,11 +284,11 @@ class DSparkDrafter(DrafterBase):
         more = base.new_full((*base.shape[:-1], width), -math.inf)
         weight, bias = self._rows
         for row, entry in enumerate(asked):
-            if extra := entry.context.extra:
-                ids = torch.tensor(extra, device=weight.device)
+            if entry.vocabulary is not None and entry.context.extra:
+                ids = entry.vocabulary[self.config.head_size :]
                 states = hidden[row].to(weight.dtype)
                 raw = functional.linear(states, weight[ids], None if bias is None else bias[ids])
-                more[row, :, : len(extra)] = self._adapter.finish(raw)
+                more[row, :, : len(ids)] = self._adapter.finish(raw)
         return torch.cat((base, more), dim=-1)
 
     def _chains(self, asked: Sequence[_Asked], hidden: torch.Tensor) -> Sequence[Proposal]:
@@ -383,7 +384,8 @@ class DSparkDrafter(DrafterBase):
             best = rows.topk(min(ALTERNATIVES, rows.shape[-1]), dim=-1)
             shares = (best.values - rows.logsumexp(-1, keepdim=True)).exp().tolist()
             for place, columns, found in zip(greedy, best.indices.tolist(), shares, strict=True):
-                options[place] = self._tokens(asked[tips[place].tree], columns), found
+                possible = sum(share > 0.0 for share in found)  # columns that pad come last
+                options[place] = self._tokens(asked[tips[place].tree], columns[:possible]), found[:possible]
         noises: dict[int, torch.Tensor | None] = {}
         for place, tip in enumerate(tips):
             entry = asked[tip.tree]

@@ -147,12 +147,13 @@ class SuffixAutomaton:
         return (ROOT, 0) if target is None else (target, min(length + 1, self.max_match))
 
     def continuations(self, state: int, length: int, most: int) -> Iterator[tuple[int, int]]:
-        """Tokens that followed a suffix, or a shorter one of at least one token, each with the longest it followed.
+        """Tokens that followed a suffix, or a shorter one of at least one token, each with the longest it was found at.
 
         Args:
             state: of the suffix.
             length: of the suffix, in tokens.
-            most: continuations looked at of each suffix, those seen first most recently.
+            most: continuations looked at of each suffix, those seen first most recently; others may be found at a
+                shorter one.
         """
         found: set[int] = set()
         while state != ROOT:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ Layout = Literal["anchor_predicts", "mask_predicts"]
 MARKOV_KINDS: tuple[MarkovKind, ...] = ("none", "vanilla", "gated", "rnn")
 LAYOUTS: tuple[Layout, ...] = ("anchor_predicts", "mask_predicts")
 _MOST_ORDERS = 16
+_LARGEST_BIAS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class DSparkConfig:
 
     # The heads.
     draft_vocab_size: int | None = None
-    """Vd: how many ids can be drafted; None for all of the target's."""
+    """Vd: how many ids can be drafted in any text; None for all of the target's."""
     markov: MarkovKind = "vanilla"
     markov_rank: int = 128
     markov_top_k: int = 0
@@ -197,18 +197,22 @@ def spread_layers(num_target_layers: int, count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def checked_biases(biases: Sequence[float]) -> tuple[float, ...]:
+def checked_biases(biases: object) -> tuple[float, ...]:
     """Context biases of a config, as plain numbers.
 
     Raises:
-        InvalidSettingError: too many, or one is not a finite number.
+        InvalidSettingError: it is no list of so many numbers, or one is out of range.
     """
-    finite = all(
-        isinstance(bias, (int, float)) and not isinstance(bias, bool) and math.isfinite(bias) for bias in biases
+    numbers: list[Any] = list(biases) if isinstance(biases, (list, tuple)) else [None]
+    fits = all(
+        isinstance(bias, (int, float)) and not isinstance(bias, bool) and abs(bias) <= _LARGEST_BIAS for bias in numbers
     )
-    wanted = f"at most {_MOST_ORDERS} finite numbers, for tokens that followed the last 1, 2, ... tokens"
-    require(len(biases) <= _MOST_ORDERS and finite, "context_bias", biases, wanted)
-    return tuple(map(float, biases))
+    wanted = (
+        f"a list of at most {_MOST_ORDERS} numbers from -{_LARGEST_BIAS} to {_LARGEST_BIAS}, for tokens that followed "
+        "the last 1, 2, ... tokens"
+    )
+    require(len(numbers) <= _MOST_ORDERS and fits, "context_bias", biases, wanted)
+    return tuple(map(float, numbers))
 
 
 def _is_count(value: object, least: int) -> bool:

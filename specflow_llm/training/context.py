@@ -9,7 +9,7 @@ Letters in shapes: N slots, W continuations of a slot, M orders, Vd draft vocabu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -22,7 +22,7 @@ CONTEXT_BIAS = (1.0, 2.5, 4.0, 5.0, 6.0, 6.5)
 trained for a few hours (``docs/log.md``, 2026-11-30)."""
 
 _RIDGE = 1.0
-"""A standard normal prior: an order that was hardly seen gets hardly a bias."""
+"""A normal prior of unit width: an order that was hardly seen keeps its bias."""
 _STEPS = 100
 
 
@@ -30,12 +30,12 @@ class ContextObservations:
     """What the logits of slots and their texts say about biases.
 
     Args:
-        num_orders: M.
+        prior: [M] biases to expect before anything is seen.
         columns: [V] column of each id in the draft vocabulary, -1 where it has none; None for all ids.
     """
 
-    def __init__(self, num_orders: int, columns: torch.Tensor | None) -> None:
-        self._num_orders = num_orders
+    def __init__(self, prior: Sequence[float], columns: torch.Tensor | None) -> None:
+        self._prior = tuple(prior)
         self._columns: list[int] | None = None if columns is None else columns.tolist()
         self._logits: list[torch.Tensor] = []
         self._orders: list[torch.Tensor] = []
@@ -46,26 +46,32 @@ class ContextObservations:
         """Slots that say something."""
         return len(self._came)
 
-    def add(self, batch: Batch, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    def add(self, batch: Batch, pieces: Iterable[torch.Tensor], labels: torch.Tensor) -> None:
         """Add the supervised slots of a batch.
 
         Args:
             batch: their texts.
-            logits: [N, Vd] without any bias.
+            pieces: their logits without any bias, [n, Vd] for some slots after the others; N in all.
             labels: [N] column of the token that came; slots of others, with -1, are left out.
         """
-        came = labels.tolist()
-        for slot, found in enumerate(self._continuations(batch)):
-            if not found or came[slot] < 0:
+        found, came, begin = self._continuations(batch), labels.tolist(), 0
+        for logits in pieces:
+            part = range(begin, begin + len(logits))
+            begin = part.stop
+            slots = [slot for slot in part if found[slot] and came[slot] >= 0]
+            if not slots:
                 continue
-            columns = torch.tensor([column for column, _ in found])
-            row = logits[slot].double().cpu()
-            inside = row[columns]
-            row[columns] = -torch.inf
-            self._logits.append(inside)
-            self._orders.append(torch.tensor([order for _, order in found]))
-            self._rest.append(row.logsumexp(-1))
-            self._came.append(dict(found).get(came[slot], 0))
+            rows = logits[torch.tensor([slot - part.start for slot in slots], device=logits.device)].float()
+            columns = [torch.tensor([column for column, _ in found[slot]]) for slot in slots]
+            where = _padded(columns, -1).to(rows.device)
+            known = where >= 0
+            inside = rows.gather(-1, where.clamp(min=0)).double().cpu()
+            rest = rows.scatter(-1, torch.where(known, where, where[:, :1]), -torch.inf).logsumexp(-1)
+            self._rest += rest.double().cpu()
+            for number, slot in enumerate(slots):
+                self._logits.append(inside[number, : len(found[slot])].clone())
+                self._orders.append(torch.tensor([order for _, order in found[slot]]))
+                self._came.append(dict(found[slot]).get(came[slot], 0))
 
     def _continuations(self, batch: Batch) -> list[list[tuple[int, int]]]:
         """(column, order) of what followed each supervised slot's context before, in the order of the slots."""
@@ -76,7 +82,7 @@ class ContextObservations:
             by_row.setdefault(row, set()).add(end)
         known: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for row, wanted in by_row.items():
-            context = Context(SuffixAutomaton(self._num_orders))
+            context = Context(SuffixAutomaton(len(self._prior)))
             for end, token in enumerate(batch.token_ids[row, : max(wanted)].tolist(), start=1):
                 context.automaton.extend(token)
                 if end in wanted:
@@ -91,21 +97,22 @@ class ContextObservations:
         return [(columns[token], order) for token, order in pairs if columns[token] >= 0]
 
     def fit(self) -> tuple[float, ...]:
-        """[M] the most likely biases; zeros without observations."""
-        biases = torch.zeros(self._num_orders + 1, dtype=torch.float64)  # order 0 has none
+        """[M] the most likely biases; the prior's without observations."""
         if not self._came:
-            return tuple(biases[1:].tolist())
+            return self._prior
+        prior = torch.tensor(self._prior, dtype=torch.float64)
+        none = torch.zeros(1, dtype=torch.float64)  # order 0 has no bias
         logits = _padded(self._logits, -torch.inf)
         orders = _padded(self._orders, 0)
         rest, came = torch.stack(self._rest), torch.tensor(self._came)
-        free = biases[1:].clone().requires_grad_()
+        free = prior.clone().requires_grad_()
         optimizer = torch.optim.LBFGS([free], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
         def loss() -> torch.Tensor:
             optimizer.zero_grad()
-            every = torch.cat((biases[:1], free))
+            every = torch.cat((none, free))
             totals = torch.logaddexp(rest, (logits + every[orders]).logsumexp(-1))
-            value = (totals - every[came]).sum() + 0.5 * _RIDGE * free.square().sum()
+            value = (totals - every[came]).sum() + 0.5 * _RIDGE * (free - prior).square().sum()
             value.backward()
             return value
 

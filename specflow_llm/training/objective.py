@@ -15,8 +15,8 @@ Letters in shapes: N supervised slots, D hidden size, r Markov rank, V target vo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -109,6 +109,14 @@ def draft_logits(slots: Slots, head: Head) -> torch.Tensor:
     if slots.markov is not None and slots.markov_output is not None:
         logits = logits + functional.linear(slots.markov, slots.markov_output).to(logits.dtype)
     return logits
+
+
+def logit_pieces(slots: Slots, head: Head, chunk: int) -> Iterator[torch.Tensor]:
+    """:func:`draft_logits`, [n, Vd] for at most ``chunk`` slots at a time, in order."""
+    for begin in range(0, len(slots.hidden), chunk):
+        part = slice(begin, begin + chunk)
+        markov = None if slots.markov is None else slots.markov[part]
+        yield draft_logits(replace(slots, hidden=slots.hidden[part], markov=markov), head)
 
 
 def _terms(

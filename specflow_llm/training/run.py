@@ -100,12 +100,9 @@ class TrainingRun:
             self._notify(f"going on from step {trainer.step} of {trainer.num_steps}")
         trainer.run(self._on_report)
         held_out = trainer.measure(limit=256) if trainer.held_out else None
-        if trainer.held_out and model.config.context_bias:
-            fitted = trainer.fit_context_bias(len(model.config.context_bias))
-            model.config = model.config.with_(context_bias=tuple(round(bias, 3) for bias in fitted))
         result = Trained(plan.out, held_out, len(samples), text.num_tokens, time.perf_counter() - started)
         if self._world.is_first:
-            self._export(model, result, trainer.num_steps)
+            self._export(self._with_context_bias(model, trainer), result, trainer.num_steps)
         self._world.wait()
         return result
 
@@ -172,6 +169,13 @@ class TrainingRun:
         self._notify(f"features of all text take {bound}{size / 1e9:.2f} GB in {self._plan.cache}")
 
     # --- Result -------------------------------------------------------------------------------------------------------
+
+    def _with_context_bias(self, model: Trainee, trainer: Trainer) -> Trainee:
+        """The drafter with what its request's own text adds, as held-out text says (:mod:`.context`)."""
+        if trainer.held_out and model.config.context_bias:
+            fitted = trainer.fit_context_bias()
+            model.config = model.config.with_(context_bias=tuple(round(bias, 3) for bias in fitted))
+        return model
 
     def _export(self, model: Trainee, result: Trained, steps: int) -> None:
         plan = self._plan

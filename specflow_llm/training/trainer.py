@@ -24,7 +24,7 @@ from ..packing import supports_bfloat16
 from .batches import Batch, epoch_order
 from .context import ContextObservations
 from .features import FeatureSource
-from .objective import LossParts, LossWeights, chunked_loss, draft_logits, reference_loss
+from .objective import LossParts, LossWeights, chunked_loss, logit_pieces, reference_loss
 from .samples import Sample, samples_digest
 from .settings import TrainSettings
 from .students import Trainee, build_student
@@ -255,23 +255,26 @@ class Trainer:
         return totals.means(self._world, self._settings.loss)
 
     @torch.no_grad()
-    def fit_context_bias(self, num_orders: int, *, limit: int = 256) -> tuple[float, ...]:
-        """What tokens that followed the last 1, 2, ... tokens before should gain, by held-out text.
+    def fit_context_bias(self, *, limit: int = 256) -> tuple[float, ...]:
+        """What tokens that followed the last 1, 2, ... tokens before should gain, by held-out text (:mod:`.context`).
 
-        Every process finds the same; see :mod:`.context`.
+        As many orders as the drafter's config has biases, which are what is expected beforehand. The work of one
+        process: nothing is exchanged.
 
         Raises:
             TrainingError: nothing was held out.
         """
-        chosen = list(self._held)[:limit]
+        chosen, settings = list(self._held)[:limit], self._settings
         if not chosen:
             raise TrainingError("no conversations were held out", "set held_out above 0")
         self._model.eval()
-        seen = ContextObservations(num_orders, draft_columns(self._model.draft_ids, self._adapter))
-        for begin in range(0, len(chosen), self._settings.batch_size):
-            batch = self._batch(chosen[begin : begin + self._settings.batch_size], -1)
+        columns = draft_columns(self._model.draft_ids, self._adapter)
+        seen = ContextObservations(self._model.config.context_bias, columns)
+        size = max(1, settings.batch_size // self._world.size)
+        for begin in range(0, len(chosen), size):
+            batch = self._batch(chosen[begin : begin + size], -1)
             slots, _ = self._student.forward(batch, self._source.of(batch.indices))
-            seen.add(batch, draft_logits(slots, self._head), slots.labels)
+            seen.add(batch, logit_pieces(slots, self._head, settings.loss_chunk), slots.labels)
         return seen.fit()
 
     @property
@@ -284,8 +287,10 @@ class Trainer:
     @functools.cached_property
     def _identity(self) -> dict[str, str]:
         """What a checkpoint must agree on for training to go on exactly; none of it changes while training goes on."""
+        shape = self._model.config.to_dict()
+        del shape["context_bias"]  # it takes no part in training, and is fitted when that ends
         return {
-            "drafter": json.dumps(self._model.config.to_dict(), sort_keys=True),
+            "drafter": json.dumps(shape, sort_keys=True),
             "training": json.dumps(self._settings.to_dict(), sort_keys=True),
             "data": samples_digest(self._samples),
             "precision": self._precision,

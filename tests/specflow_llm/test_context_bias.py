@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +19,15 @@ from specflow_llm import DraftRequest, Proposal, SamplingParams
 from specflow_llm.checker import check_drafter
 from specflow_llm.drafters.base import RowId
 from specflow_llm.drafters.context_bias import Context, ContextBias
-from specflow_llm.drafters.conv import ConvConfig, ConvDrafter, SharedTables
+from specflow_llm.drafters.conv import ConvConfig, ConvDrafter
 from specflow_llm.drafters.dspark import DSparkDrafter
 from specflow_llm.drafters.suffix_automaton import SuffixAutomaton
-from specflow_llm.dspark import DSparkConfig
+from specflow_llm.dspark import DSparkConfig, TargetAdapter
+from specflow_llm.packing import pack_linears
 from specflow_llm.sampling import Rule
+from specflow_llm.training.features import LiveFeatures
 from tests.specflow_llm import test_dspark_drafter as base
-from tests.specflow_llm.block_drafters import config, drafter_model, make_drafter, request, target
+from tests.specflow_llm.block_drafters import config, drafter_model, make_drafter, request, sample, target
 from tests.specflow_llm.decoding import decode
 from tests.specflow_llm.models import VOCAB
 from tests.specflow_llm.test_conv_drafter import lively
@@ -140,8 +144,8 @@ def test_no_biases_read_nothing() -> None:
     assert bias.num_bytes == 0
 
 
-@pytest.mark.parametrize("biases", [(float("nan"),), (float("inf"), 1.0), (True,), ("1",), (0.0,) * 17])
-def test_biases_that_cannot_work_are_refused(biases: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("biases", [(float("nan"),), (1e39, 1.0), (True,), ("1",), (0.0,) * 17, None, 2.5, {}, "12"])
+def test_biases_that_cannot_work_are_refused(biases: Any) -> None:
     """In the config of either kind of drafter."""
     with pytest.raises(InvalidSettingError, match="context_bias"):
         config(context_bias=biases)
@@ -288,9 +292,21 @@ def test_a_trees_claims_are_the_biased_laws() -> None:
     assert len(root) >= 3
     for token, claim in root.items():
         assert claim == pytest.approx(float(law[token]), rel=1e-3)
+    noisy = propose(make_drafter(base.adapter(), context_bias=BIASES), text, "coupled", tree=30)
+    sampler = request(0, text, 4, base.features_of(text), SAMPLED, rule="coupled").sampler
+    tokens, shares = sampler.alternatives(recorder.rounds[0].logits[0], text, (), 8)
+    assert noisy.parents is not None
+    assert noisy.survival is not None
+    for token, share in zip(tokens[:3], shares, strict=False):
+        item = next(i for i, parent in enumerate(noisy.parents) if parent == -1 and noisy.token_ids[i] == token)
+        assert noisy.survival[item] == pytest.approx(0.9 * share, rel=1e-3)  # what such claims are worth
 
 
-CHANGES: list[dict[str, Any]] = [{}, {"draft_vocab_size": 24, "markov": "rnn"}, {"confidence": False, "markov": "none"}]
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"draft_vocab_size": 24, "markov": "rnn"},
+    {"confidence": False, "markov": "none", "layout": "mask_predicts"},
+]
 
 
 @pytest.mark.parametrize("changes", CHANGES)
@@ -306,6 +322,76 @@ def test_output_is_that_of_plain_decoding(changes: dict[str, Any], params: dict[
         assert drafted.outputs == plain.outputs
         assert drafted.admitted > 0
         assert drafter._bias.num_bytes == 0  # finished requests are forgotten
+
+
+def test_requests_of_a_batch_get_what_they_get_alone() -> None:
+    """Greedy, sampled, and ones whose law needs a column for every id; texts that add different numbers of ids."""
+    texts = [[1, 3, 2, 4, 1, 3, 5, 1, 3], [2, 4, 6, 2, 4], [7, 9, 11, 13, 15, 7, 9], [8, 9, 8, 9, 8]]
+    kinds: list[tuple[SamplingParams, Rule]] = [
+        (SamplingParams(), "greedy"),
+        (SAMPLED, "block"),
+        (SamplingParams(repetition_penalty=1.5), "greedy"),
+        (SamplingParams(temperature=0.9, logit_bias={9: 5.0, 3: -5.0}), "coupled"),
+        (SamplingParams(temperature=0.9), "coupled"),
+    ]
+    asked = []
+    for row, (text, (params, rule)) in enumerate((text, kind) for text in texts for kind in kinds):
+        made = request(row, text, 6, base.features_of(text), params, rule=rule)
+        branch = row % 2 == 0 and rule != "block"
+        asked.append(DraftRequest(made.row, made.token_ids, 6, made.sampler, made.features, branch))
+
+    def fresh() -> DSparkDrafter:
+        return make_drafter(base.adapter(), draft_vocab_size=24, context_bias=(2.0, 4.0), markov_top_k=9)
+
+    odd = 0
+    for single, proposal in zip(asked, fresh().propose(asked), strict=True):
+        (alone,) = fresh().propose([single])
+        assert list(proposal.token_ids) == list(alone.token_ids)
+        assert proposal.parents == alone.parents
+        assert proposal.survival == pytest.approx(alone.survival, abs=1e-5)
+        if proposal.probs is not None and alone.probs is not None:
+            torch.testing.assert_close(proposal.probs, alone.probs, rtol=0.0, atol=1e-5)
+        odd += sum(token % 2 for token in proposal.token_ids)
+    assert odd > 10
+
+
+def test_a_tiny_vocabulary_pads_no_tree() -> None:
+    """Columns that a batch mate adds are no alternatives of a request with fewer ids."""
+    texts = [[2, 4, 2], [1, 3, 5, 7, 9, 11, 13, 1]]
+    drafter = make_drafter(base.adapter(), draft_vocab_size=3, context_bias=BIASES)
+    asked = [request(row, text, 9, base.features_of(text)) for row, text in enumerate(texts)]
+    first, _ = drafter.propose([replace(single, may_branch=True) for single in asked])
+    assert set(first.token_ids) <= {0, 2, 4}
+    siblings = list(zip(first.parents or (), first.token_ids, strict=True))
+    assert len(set(siblings)) == len(siblings)
+
+
+def test_a_packed_head_of_its_own_adds_no_ids() -> None:
+    """Rows of a weight in the blocked layout cannot be read: biases work, the draft vocabulary stays what it is."""
+    model = target(hidden_size=64, intermediate_size=96, tie_word_embeddings=False)
+    pack_linears(model)
+    wide = TargetAdapter(model)
+    assert wide.rows_at_hand() is None
+    changes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "draft_vocab_size": 24}
+    drafter = make_drafter(wide, context_bias=(200.0,) * 3, **changes)
+    text = [1, 3, 2, 4, 6, 2, 4]
+    features = torch.randn(6, drafter.config.feature_size)
+    (proposal,) = drafter.propose([request(0, text, 4, features)])
+    assert list(proposal.token_ids[:3]) == [6, 2, 4]
+    assert all(token % 2 == 0 for token in proposal.token_ids)
+
+
+def test_half_precision_targets_are_copied_from() -> None:
+    """In bfloat16 the columns of other ids are made in the target's type and finished in float32."""
+    half = TargetAdapter(copy.deepcopy(target()).to(torch.bfloat16))
+    text = [1, 3, 5, 7, 9, 11, 1, 3]
+    features = LiveFeatures(half, (0, 2), [sample(text)]).of([0])[0].features
+    drafter = make_drafter(half, draft_vocab_size=24, context_bias=(200.0,) * 3)
+    (proposal,) = drafter.propose([request(0, text, 4, features, SAMPLED, rule="block")])
+    assert list(proposal.token_ids) == [5, 7, 9, 11]
+    assert proposal.probs is not None
+    assert proposal.probs.dtype == torch.float32
+    torch.testing.assert_close(proposal.probs.sum(-1), torch.ones(4), rtol=0.0, atol=1e-5)
 
 
 def test_repeated_text_is_accepted_further() -> None:
@@ -335,11 +421,12 @@ def test_the_checker_finds_nothing() -> None:
 # --- The convolutional drafter ----------------------------------------------------------------------------------------
 
 
-def conv(biases: tuple[float, ...]) -> ConvDrafter:
-    """One over a target of 16 ids."""
+def conv(biases: tuple[float, ...], ids: torch.Tensor | None = None) -> ConvDrafter:
+    """One over a target of 16 ids, all or some of which can be drafted."""
     shape = ConvConfig(vocab_size=16, hidden_size=12, num_layers=3, kernel_size=4, embedding_size=8)
-    shared: SharedTables | None = None
-    return ConvDrafter(lively(shape.with_(context_bias=biases), shared), target_vocab_size=16)
+    size = None if ids is None else len(ids)
+    model = lively(shape.with_(context_bias=biases, draft_vocab_size=size), draft_ids=ids)
+    return ConvDrafter(model, target_vocab_size=16)
 
 
 def test_the_convolutional_drafter_copies_too() -> None:
@@ -348,6 +435,8 @@ def test_the_convolutional_drafter_copies_too() -> None:
     asked = request(0, text, 4, torch.zeros(len(text), 1), vocab=16)
     assert list(conv((200.0,) * 3).propose([asked])[0].token_ids) == [5, 7, 9, 11]
     assert list(conv(()).propose([asked])[0].token_ids) != [5, 7, 9, 11]
+    some = torch.tensor([11, 7, 5, 3, 0])  # 9 cannot be drafted
+    assert list(conv((200.0,) * 3, some).propose([asked])[0].token_ids)[:2] == [5, 7]
 
 
 def test_the_checker_finds_nothing_in_the_convolutional_drafter() -> None:

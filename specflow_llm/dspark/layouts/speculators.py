@@ -203,7 +203,7 @@ def export_speculators(
 ) -> None:
     """Write a drafter in this layout, with copies of the target's embedding and head.
 
-    ``markov_top_k`` is a setting of drafting, not of training, and has no place there; calibration tables neither.
+    ``markov_top_k`` and ``context_bias`` are settings of drafting and have no place there; calibration tables neither.
 
     Args:
         model: what to write.

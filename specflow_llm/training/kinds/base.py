@@ -27,6 +27,8 @@ class Kind(Protocol[Config, Model]):
     def load(self, folder: Path, changes: Mapping[str, Any], *, seed: int, fresh: bool) -> Model:
         """A trained drafter to go on from, on the target's device, in float32.
 
+        One without context biases gets those of a new drafter, unless the changes say otherwise.
+
         Args:
             folder: where it is.
             changes: fields of its config to set otherwise.

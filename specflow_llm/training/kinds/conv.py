@@ -57,7 +57,10 @@ class ConvKind:
         """See :class:`.base.Kind`. Its sizes stay."""
         del seed, fresh
         model = load_conv(folder, self._adapter)
-        differing = sorted(name for name in changes if changes[name] != getattr(model.config, name, None))
+        biases = changes.get("context_bias", model.config.context_bias or CONTEXT_BIAS)
+        model.config = model.config.with_(context_bias=biases)
+        sizes = {name: value for name, value in changes.items() if name != "context_bias"}
+        differing = sorted(name for name in sizes if sizes[name] != getattr(model.config, name, None))
         if differing:
             raise InvalidSettingError("drafter", differing, "nothing new: a conv drafter to go on from keeps its sizes")
         return model.to(self._adapter.device)

@@ -10,6 +10,7 @@ from ...dspark.adapter import TargetAdapter
 from ...dspark.checkpoint import check_fits, load_drafter, save_drafter
 from ...dspark.config import DSparkConfig
 from ...dspark.model import DSparkModel, parameter_count
+from ..context import CONTEXT_BIAS
 from ..design import coverage, design, new_drafter, start_from_target, target_layers_to_copy
 from ..resize import resized
 from ..samples import Sample
@@ -35,7 +36,8 @@ class DSparkKind:
         """See :class:`.base.Kind`."""
         model = load_drafter(folder)
         check_fits(model.config, self._adapter, folder)
-        return resized(model.to(self._adapter.device), changes, self._adapter, seed=seed, fresh=fresh)
+        wanted = {"context_bias": model.config.context_bias or CONTEXT_BIAS, **changes}
+        return resized(model.to(self._adapter.device), wanted, self._adapter, seed=seed, fresh=fresh)
 
     def new(
         self, config: DSparkConfig, samples: Sequence[Sample], *, seed: int, fresh: bool, notify: Callable[[str], None]
