@@ -39,6 +39,10 @@ _TRUST = {True: 1.0, False: 0.9}
 """What a drafted alternative's probability is worth, greedily or not: the shipped drafter's came true so often
 (docs/log.md)."""
 
+_SHIFT = {True: 1.0, False: 0.3}
+"""How much of what biases do to the log-odds of the likeliest token they do to those of acceptance, greedily or not: a
+sampled token may be another one (docs/log.md)."""
+
 
 class DSparkDrafter(DrafterBase):
     """Drafts with a trained :class:`~specflow_llm.dspark.DSparkModel`.
@@ -47,7 +51,7 @@ class DSparkDrafter(DrafterBase):
     its config says. The first 1024 ids that occur there but not in the draft vocabulary can then be drafted too, unless
     the target's head is packed and not tied to its embedding.
 
-    Confidences come from its confidence head, moved as far as the biases moved the top probability's log-odds, and
+    Confidences come from its confidence head, moved with the log-odds of the top probability by the biases, and
     corrected by a calibration table if it has one; without a head they are learned from how often drafts of that top
     probability were accepted.
 
@@ -317,7 +321,8 @@ class DSparkDrafter(DrafterBase):
             self._add_bias(logits, [(draft.asked, draft.place) for draft in drafts])
             if sure is not None:
                 if before is not None:
-                    sure += _top_log_odds(logits) - before
+                    weights = [_SHIFT[draft.request.sampler.is_greedy] for draft in drafts]
+                    sure += (_top_log_odds(logits) - before) * sure.new_tensor(weights)
                 for draft, logit in zip(drafts, sure.tolist(), strict=True):
                     draft.expect(self._probability(draft, slot, logit))
             chosen = self._choose(drafts, slot, logits)

@@ -260,11 +260,12 @@ def test_sampled_drafts_carry_the_biased_law() -> None:
     assert float(((drawn[kept] - 300 * law[kept]).square() / (300 * law[kept])).sum()) < 75.0
 
 
-def test_confidence_moves_with_the_likeliest_tokens_odds(tmp_path: Any) -> None:
-    """The head's logit plus what the biases did to the log-odds of the top probability, slot by slot."""
+@pytest.mark.parametrize(("rule", "share"), [("greedy", 1.0), ("block", 0.3)])
+def test_confidence_moves_with_the_likeliest_tokens_odds(rule: Rule, share: float, tmp_path: Any) -> None:
+    """The head's logit plus what the biases did to the log-odds of the top probability, or its share, slot by slot."""
     drafter = base.Recorder(drafter_model(context_bias=(4.0, 5.0, 6.0)), base.adapter())
     text = repeated(4)
-    propose(drafter, text)
+    propose(drafter, text, rule)
     (entry,) = drafter.rounds
     slots, logits = base.trained_view(drafter_model(), [entry], tmp_path)
     assert slots.confidence is not None
@@ -274,8 +275,8 @@ def test_confidence_moves_with_the_likeliest_tokens_odds(tmp_path: Any) -> None:
         return (top / (1 - top)).log()
 
     biased = torch.stack(expected_logits(drafter, entry, logits))
-    expected = slots.confidence + log_odds(biased) - log_odds(logits)
-    assert base.relative(torch.tensor(entry.confidence), expected) < 1e-4
+    moved = log_odds(biased) - log_odds(logits)
+    assert base.relative(torch.tensor(entry.confidence), slots.confidence + share * moved) < 1e-4
     assert float((log_odds(biased) - log_odds(logits)).abs().max()) > 0.1
 
 
