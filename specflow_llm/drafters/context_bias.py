@@ -95,6 +95,12 @@ class ContextBias:
                 self._columns[token] = column
         self._extends = extends and ids is not None
         self._contexts: dict[RowId, Context] = {}
+        self._unread = Context(SuffixAutomaton(1))
+
+    @property
+    def biases(self) -> tuple[float, ...]:
+        """As given."""
+        return self._biases[1:]
 
     @property
     def max_order(self) -> int:
@@ -108,12 +114,11 @@ class ContextBias:
 
     def read(self, request: DraftRequest) -> Context:
         """A request's text with all committed tokens read."""
+        if not self.max_order:
+            return self._unread
         context = self._contexts.get(request.row)
         if context is None:
-            context = Context(SuffixAutomaton(max(1, self.max_order)))
-            if not self.max_order:
-                return context
-            self._contexts[request.row] = context
+            context = self._contexts[request.row] = Context(SuffixAutomaton(self.max_order))
         fresh = request.token_ids[len(context.automaton.tokens) :]
         context.automaton.extend_many(fresh)
         self._extend(context, fresh)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..drafters.context_bias import Context
+from ..drafters.context_bias import Context, ContextBias, Continuations
 from ..drafters.suffix_automaton import SuffixAutomaton
 from .batches import Batch
 
@@ -30,13 +30,11 @@ class ContextObservations:
     """What the logits of slots and their texts say about biases.
 
     Args:
-        prior: [M] biases to expect before anything is seen.
-        columns: [V] column of each id in the draft vocabulary, -1 where it has none; None for all ids.
+        bias: as the drafter has it; its M biases are expected before anything is seen.
     """
 
-    def __init__(self, prior: Sequence[float], columns: torch.Tensor | None) -> None:
-        self._prior = tuple(prior)
-        self._columns: list[int] | None = None if columns is None else columns.tolist()
+    def __init__(self, bias: ContextBias) -> None:
+        self._bias = bias
         self._logits: list[torch.Tensor] = []
         self._orders: list[torch.Tensor] = []
         self._rest: list[torch.Tensor] = []
@@ -58,49 +56,42 @@ class ContextObservations:
         for logits in pieces:
             part = range(begin, begin + len(logits))
             begin = part.stop
-            slots = [slot for slot in part if found[slot] and came[slot] >= 0]
+            slots = [slot for slot in part if found[slot].columns and came[slot] >= 0]
             if not slots:
                 continue
             rows = logits[torch.tensor([slot - part.start for slot in slots], device=logits.device)].float()
-            columns = [torch.tensor([column for column, _ in found[slot]]) for slot in slots]
-            where = _padded(columns, -1).to(rows.device)
+            where = _padded([torch.tensor(found[slot].columns) for slot in slots], -1).to(rows.device)
             known = where >= 0
             inside = rows.gather(-1, where.clamp(min=0)).double().cpu()
             rest = rows.scatter(-1, torch.where(known, where, where[:, :1]), -torch.inf).logsumexp(-1)
             self._rest += rest.double().cpu()
             for number, slot in enumerate(slots):
-                self._logits.append(inside[number, : len(found[slot])].clone())
-                self._orders.append(torch.tensor([order for _, order in found[slot]]))
-                self._came.append(dict(found[slot]).get(came[slot], 0))
+                columns, orders = found[slot].columns, found[slot].orders
+                self._logits.append(inside[number, : len(columns)].clone())
+                self._orders.append(torch.tensor(orders))
+                self._came.append(dict(zip(columns, orders, strict=True)).get(came[slot], 0))
 
-    def _continuations(self, batch: Batch) -> list[list[tuple[int, int]]]:
-        """(column, order) of what followed each supervised slot's context before, in the order of the slots."""
+    def _continuations(self, batch: Batch) -> list[Continuations]:
+        """What followed each supervised slot's context before, in the order of the slots."""
         rows, blocks, offsets = batch.supervised.nonzero(as_tuple=True)
         ends = (batch.anchors[rows, blocks] + offsets + 1).tolist()  # tokens before the one that came
         by_row: dict[int, set[int]] = {}
         for row, end in zip(rows.tolist(), ends, strict=True):
             by_row.setdefault(row, set()).add(end)
-        known: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        known: dict[tuple[int, int], Continuations] = {}
         for row, wanted in by_row.items():
-            context = Context(SuffixAutomaton(len(self._prior)))
+            context = Context(SuffixAutomaton(self._bias.max_order))
             for end, token in enumerate(batch.token_ids[row, : max(wanted)].tolist(), start=1):
                 context.automaton.extend(token)
                 if end in wanted:
-                    known[row, end] = self._seen(context)
+                    known[row, end] = self._bias.continuations(context, context.start)
         return [known[row, end] for row, end in zip(rows.tolist(), ends, strict=True)]
-
-    def _seen(self, context: Context) -> list[tuple[int, int]]:
-        pairs = context.after(context.start)
-        if self._columns is None:
-            return list(pairs)
-        columns = self._columns
-        return [(columns[token], order) for token, order in pairs if columns[token] >= 0]
 
     def fit(self) -> tuple[float, ...]:
         """[M] the most likely biases; the prior's without observations."""
         if not self._came:
-            return self._prior
-        prior = torch.tensor(self._prior, dtype=torch.float64)
+            return self._bias.biases
+        prior = torch.tensor(self._bias.biases, dtype=torch.float64)
         none = torch.zeros(1, dtype=torch.float64)  # order 0 has no bias
         logits = _padded(self._logits, -torch.inf)
         orders = _padded(self._orders, 0)

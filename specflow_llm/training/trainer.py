@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..drafters.context_bias import ContextBias
 from ..dspark.adapter import TargetAdapter
 from ..errors import TrainingError
 from ..packing import supports_bfloat16
@@ -28,7 +29,6 @@ from .objective import LossParts, LossWeights, chunked_loss, logit_pieces, refer
 from .samples import Sample, samples_digest
 from .settings import TrainSettings
 from .students import Trainee, build_student
-from .students.base import draft_columns
 from .world import World
 
 STATE_FILE = "training.pt"
@@ -268,8 +268,8 @@ class Trainer:
         if not chosen:
             raise TrainingError("no conversations were held out", "set held_out above 0")
         self._model.eval()
-        columns = draft_columns(self._model.draft_ids, self._adapter)
-        seen = ContextObservations(self._model.config.context_bias, columns)
+        model, vocab_size = self._model, self._adapter.vocab_size
+        seen = ContextObservations(ContextBias(model.config.context_bias, vocab_size=vocab_size, ids=model.draft_ids))
         size = max(1, settings.batch_size // self._world.size)
         for begin in range(0, len(chosen), size):
             batch = self._batch(chosen[begin : begin + size], -1)

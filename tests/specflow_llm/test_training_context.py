@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from specflow_llm.drafters.context_bias import ContextBias
 from specflow_llm.drafters.conv_model import ConvModel, SharedTables
 from specflow_llm.dspark.checkpoint import load_drafter
 from specflow_llm.errors import TrainingError
@@ -38,12 +39,13 @@ def contexts(batch: Batch) -> list[list[int]]:
     return [batch.token_ids[row, :end].tolist() for row, end in zip(rows.tolist(), ends.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("columns", [None, [0, 2, -1, 1]])
-def test_known_biases_are_found(columns: list[int] | None) -> None:
+@pytest.mark.parametrize("ids", [None, [0, 3, 1]])
+def test_known_biases_are_found(ids: list[int] | None) -> None:
     """Tokens drawn from a law with known biases give them back, within five standard errors (odds 1e-5 in all)."""
     truth = (0.8, 2.0, -0.6)
     generator = torch.Generator().manual_seed(0)
-    size = 4 if columns is None else 3
+    columns = {token: column for column, token in enumerate(range(4) if ids is None else ids)}
+    size = len(columns)
     samples = [
         (number, sample(torch.randint(4, (40,), generator=generator).tolist(), index=number)) for number in range(160)
     ]
@@ -53,12 +55,12 @@ def test_known_biases_are_found(columns: list[int] | None) -> None:
     biased = logits.clone()
     for row, text in enumerate(before):
         for token, order in orders_after(text, [], 3).items():
-            column = token if columns is None else columns[token]
-            if column >= 0:
-                biased[row, column] += truth[order - 1]
+            if token in columns:
+                biased[row, columns[token]] += truth[order - 1]
     labels = biased.softmax(-1).multinomial(1, generator=generator)[:, 0]
     labels[::7] = -1  # some came from outside the draft vocabulary
-    seen = ContextObservations((0.5, 0.5, 0.5), None if columns is None else torch.tensor(columns))
+    table = None if ids is None else torch.tensor(ids)
+    seen = ContextObservations(ContextBias((0.5, 0.5, 0.5), vocab_size=4, ids=table))
     half = len(batch.token_ids) // 2
     cut = int(batch.supervised[:half].sum())
     for part, rows in ((slice(None, half), slice(None, cut)), (slice(half, None), slice(cut, None))):
@@ -72,9 +74,10 @@ def test_known_biases_are_found(columns: list[int] | None) -> None:
 
 def test_an_order_that_was_not_seen_keeps_its_bias() -> None:
     """Nothing to see gives what was expected; texts that never repeat two tokens say nothing about the second."""
-    assert ContextObservations((0.5, 1.5), None).fit() == (0.5, 1.5)
+    expected = ContextBias((0.5, 1.5), vocab_size=6, ids=None)
+    assert ContextObservations(expected).fit() == (0.5, 1.5)
     batch = build_batch([(0, sample([1, 2, 1, 3, 1, 4, 1, 5]))], num_anchors=6, block=1, seed=0)
-    seen = ContextObservations((0.5, 1.5), None)
+    seen = ContextObservations(expected)
     seen.add(batch, [torch.zeros(6, 6)], torch.tensor([0] * 6))
     first, second = seen.fit()
     assert first < 0.0  # what followed a 1 before never came again
