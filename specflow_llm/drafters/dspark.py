@@ -312,7 +312,7 @@ class DSparkDrafter(DrafterBase):
         previous = torch.tensor([draft.request.token_ids[-1] for draft in drafts], device=device)
         state = None if model.markov_head is None else model.markov_head.initial_state(hidden[:, 0])
         for slot in range(max(draft.limit for draft in drafts)):
-            logits, embedded = base[:, slot].clone(), model.previous(previous)
+            logits, embedded = base[:, slot], model.previous(previous)  # written to: no slot is read twice
             if model.markov_head is not None and embedded is not None:
                 serial, state = model.markov_head.step(embedded, hidden[:, slot], state)
                 self._correct(logits, serial)
