@@ -296,6 +296,9 @@ def _serial(
         if recipe.confidence:
             seen = torch.cat([hidden[slot], previous]) if recipe.confidence_with_markov else hidden[slot]
             logit = float(weights["confidence_head.proj.weight"][0] @ seen + weights["confidence_head.proj.bias"][0])
+            # Not part of any layout: our drafter pools the head's logit with the log-odds of the likeliest token.
+            top = min(max(float(logits.softmax(-1).max()), 0.01), 0.99)
+            logit = 0.4 * logit + (0.3 + 0.4) * math.log(top / (1.0 - top))
             survival.append((survival[-1] if survival else 1.0) / (1.0 + math.exp(-logit)))
         drafted.append(ids[int(logits.argmax())])
     return drafted, survival

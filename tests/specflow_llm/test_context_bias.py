@@ -260,24 +260,27 @@ def test_sampled_drafts_carry_the_biased_law() -> None:
     assert float(((drawn[kept] - 300 * law[kept]).square() / (300 * law[kept])).sum()) < 75.0
 
 
-@pytest.mark.parametrize(("rule", "share"), [("greedy", 1.0), ("block", 0.3)])
-def test_confidence_moves_with_the_likeliest_tokens_odds(rule: Rule, share: float, tmp_path: Any) -> None:
-    """The head's logit plus what the biases did to the log-odds of the top probability, or its share, slot by slot."""
-    drafter = base.Recorder(drafter_model(context_bias=(4.0, 5.0, 6.0)), base.adapter())
-    text = repeated(4)
-    propose(drafter, text, rule)
+@pytest.mark.parametrize(("rule", "weights"), [("greedy", (0.4, 0.3, 0.4)), ("block", (0.5, 0.0, 0.3))])
+@pytest.mark.parametrize("biases", [(4.0, 5.0, 6.0), ()])
+def test_confidence_pools_the_head_with_the_likeliest_tokens_odds(
+    rule: Rule, weights: tuple[float, float, float], biases: tuple[float, ...], tmp_path: Any
+) -> None:
+    """Three log-odds, weighted: the head's, and those of the top probability without and with the biases."""
+    drafter = base.Recorder(drafter_model(context_bias=biases), base.adapter())
+    propose(drafter, repeated(4), rule)
     (entry,) = drafter.rounds
     slots, logits = base.trained_view(drafter_model(), [entry], tmp_path)
     assert slots.confidence is not None
 
     def log_odds(rows: torch.Tensor) -> torch.Tensor:
-        top = rows.softmax(-1).amax(-1).clamp(1e-4, 1 - 1e-4)
+        top = rows.softmax(-1).amax(-1).clamp(0.01, 0.99)
         return (top / (1 - top)).log()
 
-    biased = torch.stack(expected_logits(drafter, entry, logits))
-    moved = log_odds(biased) - log_odds(logits)
-    assert base.relative(torch.tensor(entry.confidence), slots.confidence + share * moved) < 1e-4
-    assert float((log_odds(biased) - log_odds(logits)).abs().max()) > 0.1
+    biased = torch.stack(expected_logits(drafter, entry, logits)) if biases else logits
+    opinions = (slots.confidence, log_odds(logits), log_odds(biased))
+    expected = sum(weight * opinion for weight, opinion in zip(weights, opinions, strict=True))
+    assert base.relative(torch.tensor(entry.pooled), torch.as_tensor(expected)) < 1e-4
+    assert bool(biases) == (float((opinions[2] - opinions[1]).abs().max()) > 0.1)
 
 
 def test_a_trees_claims_are_the_biased_laws() -> None:

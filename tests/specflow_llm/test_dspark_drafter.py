@@ -73,6 +73,9 @@ class Round:
     logits: list[torch.Tensor] = field(default_factory=list)
     """[Vd] per slot, Markov bias included."""
     confidence: list[float] = field(default_factory=list)
+    """The confidence head's logits."""
+    pooled: list[float] = field(default_factory=list)
+    """With the likeliest token's log-odds."""
 
 
 class Recorder(DSparkDrafter):
@@ -94,10 +97,13 @@ class Recorder(DSparkDrafter):
                 entry.logits.append(logits[index].clone())
         return super()._choose(drafts, slot, logits)
 
-    def _probability(self, draft: Any, slot: int, logit: float) -> float:
-        if slot < draft.limit:
-            next(entry for entry in self._now if entry.tokens is draft.tokens).confidence.append(logit)
-        return super()._probability(draft, slot, logit)
+    def _pooled(self, drafts: Any, opinions: torch.Tensor) -> list[float]:
+        pooled = super()._pooled(drafts, opinions)
+        for entry, draft, head, logit in zip(self._now, drafts, opinions[:, 0].tolist(), pooled, strict=True):
+            if len(entry.tokens) < draft.limit:
+                entry.confidence.append(head)
+                entry.pooled.append(logit)
+        return pooled
 
 
 def played(drafter: Recorder, *, params: dict[str, Any] | None = None, policy: Any = None) -> list[Round]:
@@ -476,11 +482,11 @@ def test_low_precision_targets_are_drafted_for(changes: dict[str, Any]) -> None:
 
 
 def test_survival_is_the_product_of_confidences() -> None:
-    """Estimate k is the product of the first k sigmoids of the head's logits."""
+    """Estimate k is the product of the first k sigmoids of the pooled logits."""
     drafter = Recorder(drafter_model(), adapter())
     text = random_ids(9, 14)
     proposal = drafter.propose([request(0, text, 4, features_of(text))])[0]
-    rates = torch.tensor(drafter.rounds[0].confidence).sigmoid()
+    rates = torch.tensor(drafter.rounds[0].pooled).sigmoid()
     assert proposal.survival == pytest.approx(rates.cumprod(0).tolist(), abs=1e-6)
 
 
@@ -504,7 +510,7 @@ def test_scales_of_a_calibration_correct_the_logits() -> None:
     greedy, sampled = drafter.propose(
         [request(0, text, 4, features), request(1, text, 4, features, SAMPLED, rule="block")]
     )
-    raw, other = (torch.tensor(entry.confidence) for entry in drafter.rounds)
+    raw, other = (torch.tensor(entry.pooled) for entry in drafter.rounds)
     for proposal, logits in (
         (greedy, raw / torch.tensor(temperatures) + torch.tensor(shifts)),
         (sampled, other),
