@@ -56,6 +56,11 @@ class Architecture:
     context_length: int | None
     """Positions the model was built for; None where it has no limit."""
 
+    @property
+    def pads_blocks(self) -> bool:
+        """True when a round pads every request's block to the longest; else requests are executed one by one."""
+        return self.state_kind is StateKind.SLOTS
+
 
 def inspect_model(model: PreTrainedModel) -> Architecture:
     """Read a model's architecture.

@@ -25,7 +25,6 @@ from specflow.policies import CostTable, RoundCosts
 from specflow.protocols import Clock
 from specflow.types import ChainView, PhaseSeconds, RoundReport
 
-from .architecture import StateKind
 from .config import SamplingParams
 from .drafters.base import Drafter, DrafterBase, DraftRequest, Proposal
 from .engine import Engine, EngineConfig
@@ -200,7 +199,7 @@ def profile_costs(  # noqa: PLR0913 - settings of one measurement, all but three
             "model": model,
             "drafter": None if drafter is None else drafter.name,
         },
-        padded=target.architecture.state_kind is StateKind.SLOTS,
+        padded=target.architecture.pads_blocks,
         context=context,
         execute=tuple(execute),
         draft=tuple(draft),

@@ -17,6 +17,8 @@ from .switch import Experience, Switch
 
 _FREE = 0.02
 """Drafting that costs less than this fraction of a plain round is not planned: as much as allowed is asked for."""
+_AS_GOOD = 0.995
+"""The longest draft that promises this fraction of the most is asked for, where drafts branch."""
 _LOOK_AHEAD = 8
 """Items over which a step in the costs must pay off."""
 _DOUBTFUL_GAIN = 1.25
@@ -45,6 +47,10 @@ class Adaptive:
     item that does not pay alone is admitted when it and up to seven items after it would, if they were claimed
     like it. Only revealed estimates are used: sampling stays exact.
 
+    Where blocks are padded to the longest, an item at a new depth is paid for by all chains, and others at that depth
+    cost nothing more. Then the step is one more item of every chain that has a likely one, and a width counts what is
+    executed with the padding. Widths never tried are approached in steps (:attr:`CostTable.reach`).
+
     **Estimates.** The drafter's survival estimates are corrected by live acceptance (:class:`Calibration`); a drafter
     without estimates gets its own acceptance profile by position.
 
@@ -65,9 +71,10 @@ class Adaptive:
             where drafts branch, because many alternatives share what one item claims in a chain.
         first_wait: rounds a chain is off before it is probed for the first time.
         max_wait: longest wait between two probes, in rounds.
-        costs: what is known about the cost of executing a number of items (chains + admitted drafts); measured
-            further. None starts from nothing: the first two rounds are then plain ones, to have something to compare
-            with.
+        costs: what is known about the cost of executing a number of items (chains + admitted drafts, and what pads
+            them); measured further. None starts from nothing: the first two rounds are then plain ones, to have
+            something to compare with.
+        padded: every chain's block is padded to the longest of the round, as in :class:`RoundCosts`.
 
     Raises:
         InvalidSettingError: a setting is out of its range.
@@ -81,6 +88,7 @@ class Adaptive:
         first_wait: int = 16,
         max_wait: int = 256,
         costs: CostTable | None = None,
+        padded: bool = False,
     ) -> None:
         if max_draft < 0:
             raise InvalidSettingError("max_draft", max_draft, "an integer >= 0")
@@ -92,6 +100,7 @@ class Adaptive:
         self._min_survival = min_survival
         self._waits = (first_wait, max_wait)
         self._costs = CostTable() if costs is None else costs
+        self._padded = padded
         self._drafting = CostTable()
         self._calibration = Calibration(max_draft)
         self._chains: dict[ChainId, _Chain] = {}
@@ -107,7 +116,7 @@ class Adaptive:
 
     @property
     def costs(self) -> CostTable:
-        """Seconds of a round without drafting, by number of items executed; save it with ``costs.to_dict()``."""
+        """Seconds of a round without drafting, by items executed (with padding); save it with ``costs.to_dict()``."""
         return self._costs
 
     def limits(self, chains: Sequence[ChainView]) -> Sequence[int]:
@@ -133,7 +142,7 @@ class Adaptive:
         if len(frontier) != len(self._round):
             raise MisuseError(f"admit() got {len(frontier)} drafts after limits() for {len(self._round)} chains")
         width = len(self._round)
-        heap: list[_Item] = []
+        waiting: list[_Item] = []
         for index, chain in enumerate(self._round):
             chain.was_probed = False
             claim = frontier.survival(index)
@@ -142,17 +151,20 @@ class Adaptive:
             if chain.switch.is_on:
                 estimate = min(1.0, claim * self._calibration.ratio(chain.profile, 0))
                 if estimate >= self._min_survival:
-                    heap.append((-estimate, index, 0, claim, claim))
+                    waiting.append((-estimate, index, 0, claim, claim))
                     continue
             if chain.switch.probe_due and claim >= self._min_survival:
                 frontier.admit(index)
                 chain.was_probed = True
                 width += 1
-        most = sum([frontier.available(item[1]) for item in heap])
-        curve = self._costs.curve(width + most + _LOOK_AHEAD)
-        heapify(heap)
-        self._admit_paying(frontier, heap, width, curve)
-        for _, index, position, claim, _ in heap:
+        if self._padded:
+            waiting = self._admit_blocks(frontier, waiting, min(1, width - len(self._round)))
+        else:
+            most = sum([frontier.available(item[1]) for item in waiting])
+            curve = self._costs.curve(width + most + _LOOK_AHEAD)
+            heapify(waiting)
+            self._admit_paying(frontier, waiting, width, curve)
+        for _, index, position, claim, _ in waiting:
             # What is left did not pay. Where nothing was executed for long, one item is, to keep the estimates alive.
             chain = self._round[index]
             if position == 0 and chain.switch.probe_due and claim >= self._min_survival:
@@ -163,9 +175,9 @@ class Adaptive:
         """Learn costs, acceptance and the state of every switch from a finished round."""
         seconds = report.seconds
         num_admitted = sum(report.admitted)
-        self._costs.observe(
-            len(report.admitted) + num_admitted, seconds.admit + seconds.execute + seconds.verify + seconds.commit
-        )
+        num_chains = len(report.admitted)
+        width = num_chains * (1 + max(report.admitted)) if self._padded else num_chains + num_admitted
+        self._costs.observe(width, seconds.admit + seconds.execute + seconds.verify + seconds.commit)
         longest = max(report.limits)
         if longest:
             self._drafting.observe(longest, seconds.predict)
@@ -248,8 +260,6 @@ class Adaptive:
     def _planned(self, limits: list[int]) -> list[int]:
         """Cut the limits to the common length with the most expected items per second; switch off where that is 0.
 
-        Where drafts branch, as many items as allowed are asked for, or none.
-
         Chains that are probing keep their single item: the plan rests on estimates that a probe is there to renew.
         """
         num_chains = len(limits)
@@ -258,14 +268,11 @@ class Adaptive:
         ]
         if not active:
             return limits
-        curve = self._costs.curve(num_chains + sum(limit for limit, _ in active))
+        curve = self._costs.curve(num_chains * (1 + max(limits)))
         survival = [self._offer_rate] * len(active)
         expected, width = float(num_chains), num_chains
-        best_length, best_expected, best_seconds = 0, expected, curve[width]
-        longest = max(limit for limit, _ in active)
-        # Alternatives are drafted together and ranked afterwards: a smaller tree is not cheaper to draft.
-        branching = any(chain.ranks is not None for _, chain in active)
-        for length in range(1, longest + 1):
+        rounds = [(expected, curve[width])]
+        for length in range(1, max(limit for limit, _ in active) + 1):
             for index, (limit, chain) in enumerate(active):
                 if limit >= length:
                     if chain.ranks is None:
@@ -274,13 +281,11 @@ class Adaptive:
                     else:
                         expected += self._offer_rate * chain.ranks.promise(length - 1)
                     width += 1
+            if self._padded:
+                width = num_chains * (1 + length)
             # Where no draft is offered the round is a plain one, except that asking was paid for.
-            running = self._offer_rate * curve[width] + (1.0 - self._offer_rate) * curve[num_chains]
-            seconds = self._drafting.seconds(longest if branching else length) + running
-            if expected * best_seconds > best_expected * seconds:
-                best_length, best_expected, best_seconds = length, expected, seconds
-        if best_length and branching:
-            best_length = longest
+            rounds.append((expected, self._offer_rate * curve[width] + (1.0 - self._offer_rate) * curve[num_chains]))
+        best_length = self._best_length(rounds, branching=any(chain.ranks is not None for _, chain in active))
         if best_length == 0:
             for _, chain in active:
                 chain.switch.turn_off(
@@ -291,44 +296,139 @@ class Adaptive:
             for limit, chain in zip(limits, self._round, strict=True)
         ]
 
+    def _best_length(self, rounds: Sequence[tuple[float, float]], *, branching: bool) -> int:
+        """How many items to ask for.
+
+        Where drafts branch, a draft of more items has better ones first, so it is worth its best number of executed
+        items; and the longest that is as good as any is asked for, as some drafts are better than the mean.
+
+        Args:
+            rounds: expected items, and seconds but for drafting, by how many items of each chain are executed.
+            branching: whether drafts branch.
+        """
+        rates = [_rate(*rounds[0], 0.0)]
+        for length in range(1, len(rounds)):
+            drafting = self._drafting.seconds(length)
+            first = 1 if branching else length
+            rates.append(max(_rate(*rounds[executed], drafting) for executed in range(first, length + 1)))
+        best = max(rates)
+        if rates[0] >= best or not branching:
+            return rates.index(best)
+        return max(length for length, rate in enumerate(rates) if rate >= max(_AS_GOOD * best, rates[0]))
+
     def _admit_paying(self, frontier: Frontier, heap: list[_Item], width: int, curve: Sequence[float]) -> None:
         """Admit from the heap while that pays; what is left on the heap did not."""
         num_chains = len(self._round)
         expected = float(num_chains)
         seconds = self._drafting_seconds + curve[width]
-        ratio, min_survival = self._calibration.ratio, self._min_survival
+        reach = self._costs.reach
         scales: dict[int, list[float]] = {}
-        while heap:
-            negative, index, position, survival, _ = heap[0]
+        while heap and width < reach:
             extra = curve[width + 1] - curve[width]
-            pays = extra <= 0.0 or -negative * seconds > expected * extra
+            pays = extra <= 0.0 or -heap[0][0] * seconds > expected * extra
             if not pays and not self._pays_ahead(heap, expected, seconds, curve[width : width + _LOOK_AHEAD + 1]):
                 break
-            frontier.admit(index)
-            expected -= negative
+            frontier.admit(heap[0][1])
+            expected -= heap[0][0]
             width += 1
             seconds += extra
-            following = frontier.survival(index)
+            following = self._following(frontier, heap[0], scales)
             if following is None:
                 heappop(heap)
-                continue
-            position += 1
-            claim = min(1.0, following / survival) if survival > 0.0 else 0.0
-            profile, floor = self._round[index].profile, min_survival
-            if frontier.parents(index) is None:
-                negative *= min(1.0, claim * ratio(profile, position))
             else:
-                # What comes next may continue any earlier item: its claim is corrected from the history on.
-                if index not in scales:
-                    scales[index] = self._calibration.scales(profile)
-                negative = -min(1.0, following * scales[index][frontier.depth(index)])
-                floor *= _FLOOR_OF_ALTERNATIVES
-            if -negative < floor:
-                heappop(heap)
-            else:
-                heapreplace(heap, (negative, index, position, following, claim))
-        plain = curve[num_chains]
+                heapreplace(heap, following)
+        self._note_gain(expected, seconds)
+
+    def _admit_blocks(self, frontier: Frontier, waiting: list[_Item], executed: int) -> list[_Item]:
+        """Admit one more item of every chain that has a likely one while that pays: blocks are padded to the longest.
+
+        Args:
+            frontier: of the round.
+            waiting: the next item of every chain that has a likely one.
+            executed: items of a chain that are executed anyway.
+
+        Returns:
+            What did not pay.
+        """
+        num_chains = len(self._round)
+        deepest = max(self._limits) + _LOOK_AHEAD
+        curve = self._costs.curve(num_chains * (1 + deepest))
+        seconds = [
+            self._drafting_seconds + curve[num_chains * (1 + max(depth, executed))] for depth in range(deepest + 1)
+        ]
+        expected, depth = float(num_chains), 0
+        scales: dict[int, list[float]] = {}
+        while waiting and (depth < executed or num_chains * (2 + depth) <= self._costs.reach):
+            gain = -sum([item[0] for item in waiting])
+            extra = seconds[depth + 1] - seconds[depth]
+            pays = extra <= 0.0 or gain * seconds[depth] > expected * extra
+            if not pays and not self._deeper_pays(waiting, expected, seconds[depth : depth + _LOOK_AHEAD + 1]):
+                break
+            for item in waiting:
+                frontier.admit(item[1])
+            expected += gain
+            depth += 1
+            following = [self._following(frontier, item, scales) for item in waiting]
+            waiting = [item for item in following if item is not None]
+        self._note_gain(expected, seconds[depth])
+        return waiting
+
+    def _following(self, frontier: Frontier, item: _Item, scales: dict[int, list[float]]) -> _Item | None:
+        """What comes after an item that was just admitted; None where nothing does that is likely enough.
+
+        Args:
+            frontier: of the round.
+            item: the last one of its chain.
+            scales: of the chains whose drafts branch, filled here.
+        """
+        negative, index, position, survival, _ = item
+        following = frontier.survival(index)
+        if following is None:
+            return None
+        position += 1
+        claim = min(1.0, following / survival) if survival > 0.0 else 0.0
+        profile, floor = self._round[index].profile, self._min_survival
+        if frontier.parents(index) is None:
+            negative *= min(1.0, claim * self._calibration.ratio(profile, position))
+        else:
+            # What comes next may continue any earlier item: its claim is corrected from the history on.
+            if index not in scales:
+                scales[index] = self._calibration.scales(profile)
+            negative = -min(1.0, following * scales[index][frontier.depth(index)])
+            floor *= _FLOOR_OF_ALTERNATIVES
+        return None if -negative < floor else (negative, index, position, following, claim)
+
+    def _note_gain(self, expected: float, seconds: float) -> None:
+        """What the round promises, against a plain one."""
+        num_chains = len(self._round)
+        plain = self._costs.seconds(num_chains)
         self._gain = expected / num_chains * (plain / seconds if seconds > 0.0 else 1.0)
+
+    def _deeper_pays(self, waiting: Sequence[_Item], expected: float, seconds: Sequence[float]) -> bool:
+        """True when the next items of all chains, some depths of them together, raise the items per second.
+
+        The items behind the revealed ones are assumed to be claimed like them, corrected for their own positions.
+
+        Args:
+            waiting: revealed items.
+            expected: items expected without any of them.
+            seconds: of the round with 0, 1, 2, ... depths more.
+        """
+        own = [-item[0] for item in waiting]
+        gained = 0.0
+        for step in range(1, len(seconds)):
+            gained += sum(own)
+            if gained * seconds[0] > expected * (seconds[step] - seconds[0]):
+                return True
+            for number, (_, index, position, _, claim) in enumerate(waiting):
+                chain, place = self._round[index], position + step
+                # What was asked for, not what was drafted, as in _pays_ahead.
+                if place >= self._limits[index]:
+                    own[number] = 0.0
+                    continue
+                ratio = self._calibration.ratio(chain.profile, place) if chain.ranks is None else 1.0
+                own[number] *= min(1.0, claim * ratio)
+        return False
 
     def _pays_ahead(self, heap: list[_Item], expected: float, seconds: float, curve: Sequence[float]) -> bool:
         """True when the next items, taken together, raise the items per second although the first does not.
@@ -416,6 +516,11 @@ class Adaptive:
                 # A probe that is paid for and brings no draft has failed; a free one stays due until there is a draft.
                 switch.probed(accepted=False)
                 self._experience.probed(switch.wait, accepted=False)
+
+
+def _rate(items: float, seconds: float, drafting: float) -> float:
+    seconds += drafting
+    return items / seconds if seconds > 0.0 else 0.0
 
 
 class _Chain:

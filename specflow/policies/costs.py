@@ -14,6 +14,8 @@ _MOVED = 0.02
 """A median that moved by less than this fraction does not rebuild the curve: timing noise is larger than that."""
 _CONFIRMED = 2
 """Observations from which on a width may raise the curve."""
+_HARMLESS = 32
+"""Widths up to this may be tried whatever is known."""
 
 
 class CostTable:
@@ -40,7 +42,7 @@ class CostTable:
         InvalidSettingError: ``window`` or ``max_age`` is below 1.
     """
 
-    __slots__ = ("_curve", "_dense", "_max_age", "_medians", "_samples", "_stale", "_ticks", "_window")
+    __slots__ = ("_confirmed", "_curve", "_dense", "_max_age", "_medians", "_samples", "_stale", "_ticks", "_window")
 
     def __init__(self, window: int = 9, max_age: int = 512) -> None:
         for name, value in (("window", window), ("max_age", max_age)):
@@ -54,6 +56,7 @@ class CostTable:
         self._curve = _Curve([])
         self._dense: list[float] = []
         self._stale = False
+        self._confirmed = 0
 
     def observe(self, width: int, seconds: float) -> None:
         """Take in one measurement. O(window log window); the curve is rebuilt only when it is next read.
@@ -70,6 +73,8 @@ class CostTable:
             samples.popleft()
         samples.append((tick, seconds))
         count = len(samples)
+        if count >= _CONFIRMED and width > self._confirmed:
+            self._confirmed = width
         median = sorted([value for _, value in samples])[(count - 1) // 2]
         before = self._medians.get(width)
         if before is None or count <= _CONFIRMED or abs(median - before) > _MOVED * before:
@@ -88,6 +93,14 @@ class CostTable:
         if len(dense) <= upto:
             dense.extend([self._curve.at(width) for width in range(len(dense), upto + 1)])
         return dense
+
+    @property
+    def reach(self) -> int:
+        """The largest width that is worth trying: twice the largest confirmed one, and 32 at least.
+
+        Beyond the measured widths the curve is optimistic. What that may cost in one round is bounded so.
+        """
+        return max(2 * self._confirmed, _HARMLESS)
 
     def samples(self, width: int) -> int:
         """How many observations represent ``width``."""

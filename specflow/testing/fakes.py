@@ -43,9 +43,11 @@ class Timing:
 
     clock: ManualClock
     execute: Callable[[int], float]
-    """Seconds by number of items executed (chains + admitted drafts)."""
+    """Seconds by number of items executed (chains + admitted drafts, and what pads them)."""
     predict: Callable[[int], float] = lambda longest: 0.0  # noqa: ARG005 -- a default that costs nothing
     """Seconds by the longest draft asked for; called only when a draft is asked for."""
+    padded: bool = False
+    """Every chain's block is padded to the longest of the round."""
 
 
 class _Wrong:
@@ -124,7 +126,8 @@ class SequenceBackend(Generic[ValueT]):
         """The true items at each admitted position and the one after them."""
         width = len(drafts) + admission.total
         if self._timing is not None:
-            self._timing.clock.advance(self._timing.execute(width))
+            padded = len(drafts) * (1 + max(admission.lengths))
+            self._timing.clock.advance(self._timing.execute(padded if self._timing.padded else width))
         self._in_flight = True
         self._executed += width
         self._executions += 1

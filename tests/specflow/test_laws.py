@@ -108,13 +108,13 @@ def seconds(width: int) -> float:
     return 1.0 + 0.3 * width
 
 
-def experienced() -> Policy:
+def experienced(*, padded: bool = False) -> Policy:
     """An adaptive policy with known costs and a good past, so that it drafts and schedules from the first round on."""
     costs = CostTable()
     for width in range(1, 12):
         costs.observe(width, seconds(width))
         costs.observe(width, seconds(width))
-    policy = Adaptive(3, costs=costs)
+    policy = Adaptive(3, costs=costs, padded=padded)
     view = ChainView(ChainId(99), 0, 3)
     for accepted in (3, 1, 3, 2, 3, 0, 3):
         policy.limits([view])
@@ -138,6 +138,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "fixed": lambda: Fixed(3),
     "threshold": lambda: Threshold(3, 0.4),
     "adaptive": experienced,
+    "adaptive, padded": lambda: experienced(padded=True),
 }
 
 

@@ -303,6 +303,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "fixed": lambda: Fixed(6),
     "threshold": lambda: Threshold(6, 0.2),
     "adaptive": lambda: Adaptive(6),
+    "adaptive, padded": lambda: Adaptive(6, padded=True),
     "estimated": lambda: Estimated(Threshold(6, 0.05), 6),
     "estimated adaptive": lambda: Estimated(Adaptive(6), 6),
     "cost scheduled": lambda: Estimated(CostScheduled(6, costs()), 6),
@@ -331,8 +332,25 @@ def costs() -> CostTable:
     return table
 
 
-def test_adaptive_asks_for_whole_trees_or_none() -> None:
-    """Costly drafting is planned for chains; a tree is drafted whole, so it is asked for whole."""
+class Priced(TreeBackend):
+    """Drafting costs time per item asked for."""
+
+    async def predict(self, limits: Sequence[int]) -> Sequence[Draft[int]]:
+        """As before, later."""
+        self.clock.advance(0.01 * limits[0])
+        return await super().predict(limits)
+
+
+def test_adaptive_asks_for_smaller_trees_where_those_are_cheaper() -> None:
+    """Of six items only the first two are ever right: asking for more costs what it does not bring."""
+    reports = played(Priced(ManualClock(), 900, [1, 9], [0.5, 0.4]), Adaptive(6, costs=costs()))
+    asked = [report.limits[0] for report in reports[-80:-8]]
+    assert sum(limit <= 3 for limit in asked) > 0.8 * len(asked)
+    assert sum(report.emitted[0] for report in reports[-80:]) > 1.7 * 80
+
+
+def test_adaptive_asks_for_whole_trees_where_smaller_ones_are_not_cheaper() -> None:
+    """Alternatives are drafted together, at one price: the best of many are at least as good as the best of few."""
     backend = TreeBackend(ManualClock(), 400, [1, 1, 1], [0.5, 0.4])
     backend.drafting = 0.01
     reports = played(backend, Adaptive(6, costs=costs()))
