@@ -148,10 +148,12 @@ def main() -> None:
             f"{name:18} {side['drafts']:5.0f} drafts, {side['accepted_tokens']:.3f} tokens accepted per draft, first "
             f"token {side['first_token_accepted']:.3f}"
         )
-    llms = {"adaptive": watching(options.drafter, lambda _ends: Adaptive(DRAFT_TOKENS), first)[0]}
+    llms = {"adaptive": watching(options.drafter, lambda _ends: Adaptive(DRAFT_TOKENS, padded=True), first)[0]}
     for short in options.short:
         llms[f"boundary, {short} there"] = watching(
-            options.drafter, lambda ends, short=short: Boundary(Adaptive(DRAFT_TOKENS), ends, short=short), first
+            options.drafter,
+            lambda ends, short=short: Boundary(Adaptive(DRAFT_TOKENS, padded=True), ends, short=short),
+            first,
         )[0]
     rows = compare(llms, prompts, options.tokens, options.repeats)
     for name, row in rows.items():

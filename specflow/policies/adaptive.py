@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
@@ -48,19 +49,22 @@ class Adaptive:
     like it. Only revealed estimates are used: sampling stays exact.
 
     Where blocks are padded to the longest, an item at a new depth is paid for by all chains, and others at that depth
-    cost nothing more. Then the step is one more item of every chain that has a likely one, and a width counts what is
-    executed with the padding. Widths never tried are approached in steps (:attr:`CostTable.reach`).
+    cost nothing more. Then the step is one more item of every chain that has a likely one, in place of the one with the
+    largest estimate, and a width counts what is executed with the padding. Widths never tried are approached in steps
+    (:attr:`CostTable.reach`).
 
     **Estimates.** The drafter's survival estimates are corrected by live acceptance (:class:`Calibration`); a drafter
     without estimates gets its own acceptance profile by position.
 
     **Draft lengths.** Drafting that costs nothing measurable is asked for ``max_draft`` items. Costly drafting is
-    planned: the common length with the most expected items per second, 0 included.
+    planned: the common length with the most expected items per second, 0 included; where drafts branch, the longest
+    that is as good within half a per cent.
 
     **Switch.** A chain whose drafts are not accepted is switched off and probed with single items after 16, 32, 64,
     ... rounds (:class:`Switch`). A drafter that is always wrong therefore costs a handful of items, however sure it
     claims to be. A chain that is on but has only drafts of low survival executes none of them and resumes with the
-    first good one.
+    first good one. Chains that the plan switched off together are switched on together, with the first whose probe is
+    accepted: drafting and padding are paid for by all of them.
 
     Decisions are pure functions of the reports seen: no clock, no randomness. A policy may serve one loop after another
     and keeps what it learned, as long as chain ids are not reused.
@@ -141,35 +145,24 @@ class Adaptive:
         """
         if len(frontier) != len(self._round):
             raise MisuseError(f"admit() got {len(frontier)} drafts after limits() for {len(self._round)} chains")
-        width = len(self._round)
-        waiting: list[_Item] = []
-        for index, chain in enumerate(self._round):
-            chain.was_probed = False
-            claim = frontier.survival(index)
-            if claim is None:
-                continue
-            if chain.switch.is_on:
-                estimate = min(1.0, claim * self._calibration.ratio(chain.profile, 0))
-                if estimate >= self._min_survival:
-                    waiting.append((-estimate, index, 0, claim, claim))
-                    continue
-            if chain.switch.probe_due and claim >= self._min_survival:
-                frontier.admit(index)
-                chain.was_probed = True
-                width += 1
+        waiting = self._first_items(frontier)
+        num_probes = sum([chain.was_probed for chain in self._round])
         if self._padded:
-            waiting = self._admit_blocks(frontier, waiting, min(1, width - len(self._round)))
+            waiting = self._admit_blocks(frontier, waiting, min(1, num_probes))
+            due = [item for item in waiting if self._is_due(item)]
+            if due:  # Nothing was admitted, then; what one item costs is paid for one item of every chain.
+                self._admit_blocks(frontier, waiting, 1)
         else:
             most = sum([frontier.available(item[1]) for item in waiting])
+            width = len(self._round) + num_probes
             curve = self._costs.curve(width + most + _LOOK_AHEAD)
             heapify(waiting)
             self._admit_paying(frontier, waiting, width, curve)
-        for _, index, position, claim, _ in waiting:
-            # What is left did not pay. Where nothing was executed for long, one item is, to keep the estimates alive.
-            chain = self._round[index]
-            if position == 0 and chain.switch.probe_due and claim >= self._min_survival:
-                frontier.admit(index)
-                chain.was_probed = True
+            due = [item for item in waiting if self._is_due(item)]
+            for item in due:
+                frontier.admit(item[1])
+        for item in due:
+            self._round[item[1]].was_probed = True
 
     def observe(self, report: RoundReport) -> None:
         """Learn costs, acceptance and the state of every switch from a finished round."""
@@ -186,8 +179,8 @@ class Adaptive:
             return
         if not num_admitted:
             self._experience.rested()
-        for index, chain_id in enumerate(report.chain_ids):
-            chain = self._chain(chain_id)
+        chains = [self._chain(chain_id) for chain_id in report.chain_ids]
+        for index, chain in enumerate(chains):
             if report.limits[index]:
                 offered = 1.0 if report.drafted[index] else 0.0
                 self._offer_rate += _OFFER_FADE * (offered - self._offer_rate)
@@ -197,6 +190,8 @@ class Adaptive:
                 self._learn(chain, fate(report, index))
             else:
                 self._rest(chain, report.survival[index], report.limits[index], report.drafted[index])
+        if any(chain.off_together and chain.switch.is_on for chain in chains):
+            self._resume(chains)
 
     def explain(self) -> Explanation:
         """What is believed now, and why: acceptance, costs, expected gain and the switch of every known chain."""
@@ -269,6 +264,9 @@ class Adaptive:
         if not active:
             return limits
         curve = self._costs.curve(num_chains * (1 + max(limits)))
+        reach = self._reach(num_chains)
+        # Where no draft is offered the round is a plain one, except that asking was paid for.
+        drafted = 1.0 - (1.0 - self._offer_rate) ** len(active) if self._padded else self._offer_rate
         survival = [self._offer_rate] * len(active)
         expected, width = float(num_chains), num_chains
         rounds = [(expected, curve[width])]
@@ -283,11 +281,13 @@ class Adaptive:
                     width += 1
             if self._padded:
                 width = num_chains * (1 + length)
-            # Where no draft is offered the round is a plain one, except that asking was paid for.
-            rounds.append((expected, self._offer_rate * curve[width] + (1.0 - self._offer_rate) * curve[num_chains]))
+            if width > reach and length > 1:
+                break
+            rounds.append((expected, drafted * curve[width] + (1.0 - drafted) * curve[num_chains]))
         best_length = self._best_length(rounds, branching=any(chain.ranks is not None for _, chain in active))
         if best_length == 0:
             for _, chain in active:
+                chain.off_together = True
                 chain.switch.turn_off(
                     "drafting would cost more than it saves", self._experience.wait, self._experience.idle
                 )
@@ -295,6 +295,10 @@ class Adaptive:
             min(limit, best_length) if chain.switch.is_on else min(limit, chain.switch.limit)
             for limit, chain in zip(limits, self._round, strict=True)
         ]
+
+    def _reach(self, num_chains: int) -> int:
+        """The largest width that may be executed: room for one item of every chain, whatever is known."""
+        return max(self._costs.reach, 2 * num_chains)
 
     def _best_length(self, rounds: Sequence[tuple[float, float]], *, branching: bool) -> int:
         """How many items to ask for.
@@ -316,17 +320,37 @@ class Adaptive:
             return rates.index(best)
         return max(length for length, rate in enumerate(rates) if rate >= max(_AS_GOOD * best, rates[0]))
 
+    def _first_items(self, frontier: Frontier) -> list[_Item]:
+        """The first item of every chain that is on and has a likely one; chains that are off are probed when due."""
+        found: list[_Item] = []
+        for index, chain in enumerate(self._round):
+            chain.was_probed = False
+            claim = frontier.survival(index)
+            if claim is None:
+                continue
+            if chain.switch.is_on:
+                estimate = min(1.0, claim * self._calibration.ratio(chain.profile, 0))
+                if estimate >= self._min_survival:
+                    found.append((-estimate, index, 0, claim, claim))
+                    continue
+            if chain.switch.probe_due and claim >= self._min_survival:
+                frontier.admit(index)
+                chain.was_probed = True
+        return found
+
     def _admit_paying(self, frontier: Frontier, heap: list[_Item], width: int, curve: Sequence[float]) -> None:
         """Admit from the heap while that pays; what is left on the heap did not."""
         num_chains = len(self._round)
         expected = float(num_chains)
         seconds = self._drafting_seconds + curve[width]
-        reach = self._costs.reach
+        reach = self._reach(num_chains)
         scales: dict[int, list[float]] = {}
         while heap and width < reach:
             extra = curve[width + 1] - curve[width]
             pays = extra <= 0.0 or -heap[0][0] * seconds > expected * extra
-            if not pays and not self._pays_ahead(heap, expected, seconds, curve[width : width + _LOOK_AHEAD + 1]):
+            if not pays and not self._pays_ahead(
+                heap, expected, seconds, curve[width : min(width + _LOOK_AHEAD, reach) + 1]
+            ):
                 break
             frontier.admit(heap[0][1])
             expected -= heap[0][0]
@@ -351,14 +375,12 @@ class Adaptive:
             What did not pay.
         """
         num_chains = len(self._round)
-        deepest = max(self._limits) + _LOOK_AHEAD
-        curve = self._costs.curve(num_chains * (1 + deepest))
-        seconds = [
-            self._drafting_seconds + curve[num_chains * (1 + max(depth, executed))] for depth in range(deepest + 1)
-        ]
+        deepest = min(self._max_draft, self._reach(num_chains) // num_chains - 1)
+        costs = self._costs.multiples(num_chains, 1 + deepest)
+        seconds = [self._drafting_seconds + costs[1 + max(depth, executed)] for depth in range(deepest + 1)]
         expected, depth = float(num_chains), 0
         scales: dict[int, list[float]] = {}
-        while waiting and (depth < executed or num_chains * (2 + depth) <= self._costs.reach):
+        while waiting and depth < deepest:
             gain = -sum([item[0] for item in waiting])
             extra = seconds[depth + 1] - seconds[depth]
             pays = extra <= 0.0 or gain * seconds[depth] > expected * extra
@@ -372,6 +394,11 @@ class Adaptive:
             waiting = [item for item in following if item is not None]
         self._note_gain(expected, seconds[depth])
         return waiting
+
+    def _is_due(self, item: _Item) -> bool:
+        """Whether a first item that does not pay is executed to keep the estimates alive: there was none for long."""
+        _, index, position, claim, _ = item
+        return position == 0 and self._round[index].switch.probe_due and claim >= self._min_survival
 
     def _following(self, frontier: Frontier, item: _Item, scales: dict[int, list[float]]) -> _Item | None:
         """What comes after an item that was just admitted; None where nothing does that is likely enough.
@@ -420,6 +447,8 @@ class Adaptive:
             gained += sum(own)
             if gained * seconds[0] > expected * (seconds[step] - seconds[0]):
                 return True
+            if not any(own):
+                return False
             for number, (_, index, position, _, claim) in enumerate(waiting):
                 chain, place = self._round[index], position + step
                 # What was asked for, not what was drafted, as in _pays_ahead.
@@ -485,10 +514,7 @@ class Adaptive:
         if chain.was_probed:
             if accepted:
                 self._calibration.forgive(chain.profile)
-                if chain.ranks is not None:
-                    chain.ranks = Ranks.unseen(
-                        self._max_draft
-                    ).for_chain()  # a probe of one item says nothing of others
+                self._expect_anything(chain)
             switch.probed(accepted=accepted > 0)
             self._experience.probed(switch.wait, accepted=accepted > 0)
         elif accepted:
@@ -502,6 +528,19 @@ class Adaptive:
             switch.lost(charge)
             self._experience.lost(charge)
         self._calibration.record(chain.profile, survival, admitted, accepted)
+
+    def _resume(self, chains: Sequence[_Chain]) -> None:
+        """Turn chains on together that were turned off together: what one alone saves need not pay for drafting."""
+        for chain in chains:
+            if chain.off_together:
+                chain.switch.join()
+                self._expect_anything(chain)
+                chain.off_together = False
+
+    def _expect_anything(self, chain: _Chain) -> None:
+        """Where drafts branch: forget what they promised. A probe of one item says nothing of others."""
+        if chain.ranks is not None:
+            chain.ranks = Ranks.unseen(self._max_draft).for_chain()
 
     def _rest(self, chain: _Chain, survival: Sequence[float] | None, limit: int, drafted: int) -> None:
         """Take in a round in which nothing was executed for the chain."""
@@ -520,18 +559,20 @@ class Adaptive:
 
 def _rate(items: float, seconds: float, drafting: float) -> float:
     seconds += drafting
-    return items / seconds if seconds > 0.0 else 0.0
+    return items / seconds if seconds > 0.0 else math.inf
 
 
 class _Chain:
     """What the policy remembers about one chain."""
 
-    __slots__ = ("profile", "ranks", "switch", "trust", "was_probed")
+    __slots__ = ("off_together", "profile", "ranks", "switch", "trust", "was_probed")
 
     def __init__(self, max_draft: int, waits: tuple[int, int]) -> None:
         self.profile = Profile(max_draft)
         self.switch = Switch(max_draft, *waits)
         self.trust = 1.0
         self.was_probed = False
+        self.off_together = False
+        """Whether it was the plan of a whole round that turned it off."""
         self.ranks: Ranks | None = None
         """What items promise, where drafts branch."""

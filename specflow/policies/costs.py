@@ -102,6 +102,12 @@ class CostTable:
         """
         return max(2 * self._confirmed, _HARMLESS)
 
+    def multiples(self, width: int, count: int) -> list[float]:
+        """Estimated seconds at 0, 1, 2, ... and ``count`` times a width."""
+        if self._stale:
+            self._rebuild()
+        return [self._curve.at(width * factor) for factor in range(count + 1)]
+
     def samples(self, width: int) -> int:
         """How many observations represent ``width``."""
         samples = self._samples.get(width)

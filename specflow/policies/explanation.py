@@ -36,7 +36,7 @@ class Explanation:
     offer_rate: float
     """Fraction of the requests for a draft that were answered with one."""
     execute_seconds: tuple[tuple[int, float], ...]
-    """Measured (items executed, seconds of the round without drafting), by width."""
+    """Measured (items executed, with their padding; seconds of the round without drafting), by width."""
     draft_seconds: tuple[tuple[int, float], ...]
     """Measured (items asked for, seconds of drafting), by length."""
     predicted_gain: float

@@ -8,6 +8,8 @@ _FIRST, _NEXT = 0.5, 0.8
 """What the first item promises before anything was seen, and each as a share of the one before."""
 _CHAIN_FADE, _POOL_FADE = 0.1, 0.02
 """Weight of the newest draft, for one chain and for what new chains start from: one bad draft says nothing."""
+_FORGET = 0.1
+"""How much slower what was not asked for goes back to what the items before it suggest."""
 
 
 class Ranks:
@@ -37,10 +39,17 @@ class Ranks:
         return Ranks(self._means, _CHAIN_FADE)
 
     def learn(self, promised: Sequence[float], asked: int) -> None:
-        """Take in a draft of ``asked`` items, which came with these estimates; what did not come promised nothing."""
+        """Take in a draft of ``asked`` items, which came with these estimates; what did not come promised nothing.
+
+        What was not asked for is believed less and less: as long as smaller drafts promise much, a larger one is tried
+        now and then.
+        """
+        means = self._means
         for rank in range(asked):
             new = promised[rank] if rank < len(promised) else 0.0
-            self._means[rank] += self._fade * (new - self._means[rank])
+            means[rank] += self._fade * (new - means[rank])
+        for rank in range(max(asked, 1), len(means)):
+            means[rank] += _FORGET * self._fade * (_NEXT * means[rank - 1] - means[rank])
 
     def promise(self, rank: int) -> float:
         """What an item of this rank promises."""

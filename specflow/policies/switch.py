@@ -117,6 +117,12 @@ class Switch:
             self._on = True
             self._restart("a probe was accepted: short drafts until the next success")
 
+    def join(self) -> None:
+        """Short drafts again, because another chain's probe was accepted."""
+        if not self._on:
+            self._on = True
+            self._restart("another chain's probe was accepted: short drafts until the next success")
+
     def rested(self) -> None:
         """A round passed in which the chain had, or would have had, a draft but executed none of it."""
         self.idle += 1

@@ -24,6 +24,7 @@ DEFAULT_POLICIES: Mapping[str, Callable[[], Policy]] = {
     "fixed 8": lambda: Fixed(8),
     "threshold": lambda: Threshold(8, 0.5),
     "adaptive": lambda: Adaptive(8),
+    "adaptive, padded": lambda: Adaptive(8, padded=True),
     "ragged": lambda: ScriptedPolicy(limits=(4, 0, 3, 0, 0, 5, 8, 1), admits=(2, 8, 0, 8, 1, 3)),
 }
 """What :func:`check_exact` runs by default. ``ragged`` mixes empty, cut and full drafts within each round."""

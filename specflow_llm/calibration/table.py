@@ -22,8 +22,8 @@ from .scaling import Scale
 
 FILE_NAME = "calibration.json"
 FORMAT = "specflow-calibration"
-VERSION = 2
-"""2 has the fitting method and a temperature and shift per position; 1 had temperatures alone, and is still read."""
+VERSION = 3
+"""3 corrects confidences that pool the head's logit with the likeliest token's; 2 and 1 corrected the head alone."""
 
 _GREEDY_BELOW = 1e-5  # as SamplingParams has it
 _WHOLE = 256 * 2**20
@@ -198,10 +198,9 @@ class CalibrationTable:
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise CheckpointError(path, f"it is not of format {FORMAT!r}", _REMEDY)
             version = data.get("version")
-            if version not in {1, VERSION}:
-                raise CheckpointError(path, f"it has version {version!r}, this program reads 1 and {VERSION}", _REMEDY)
-            entries = [_upgraded(item) if version == 1 else item for item in data["entries"]]
-            return cls(drafter=str(data["drafter"]), entries=tuple(map(_entry, entries)))
+            if version != VERSION:
+                raise CheckpointError(path, f"it has version {version!r}, this program reads {VERSION}", _REMEDY)
+            return cls(drafter=str(data["drafter"]), entries=tuple(map(_entry, data["entries"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -269,12 +268,6 @@ def _entry(data: Mapping[str, Any]) -> CalibrationEntry:
     regime = Regime(**{field.name: data["regime"][field.name] for field in fields(Regime)})
     scales = tuple(Scale(**{field.name: item[field.name] for field in fields(Scale)}) for item in data["scales"])
     return CalibrationEntry(**{**values, "regime": regime, "scales": scales})
-
-
-def _upgraded(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An entry of version 1, as version 2 has it: temperatures alone were fitted then."""
-    scales = [{"temperature": temperature, "shift": 0.0} for temperature in data["temperatures"]]
-    return {**data, "method": "temperature", "scales": scales}
 
 
 def sha256_of(path: Path) -> str:

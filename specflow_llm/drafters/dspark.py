@@ -325,7 +325,8 @@ class DSparkDrafter(DrafterBase):
             before = None if sure is None else _top_log_odds(logits)
             self._add_bias(logits, [(draft.asked, draft.place) for draft in drafts])
             if sure is not None and before is not None:
-                opinions = torch.stack((sure, before, _top_log_odds(logits)), dim=-1)
+                after = _top_log_odds(logits) if self._bias.max_order else before
+                opinions = torch.stack((sure, before, after), dim=-1)
                 for draft, logit in zip(drafts, self._pooled(drafts, opinions), strict=True):
                     draft.expect(self._probability(draft, slot, logit))
             chosen = self._choose(drafts, slot, logits)

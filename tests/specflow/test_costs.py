@@ -194,3 +194,24 @@ def test_settings_out_of_range_are_refused(settings: dict[str, int]) -> None:
     """Window and age must be at least 1."""
     with pytest.raises(InvalidSettingError):
         CostTable(**settings)
+
+
+def test_the_reach_doubles_what_was_confirmed() -> None:
+    """One observation does not confirm; 32 is always allowed; what was confirmed once stays so, also when stored."""
+    costs = CostTable(max_age=4)
+    assert costs.reach == 32
+    costs.observe(40, 1.0)
+    assert costs.reach == 32
+    costs.observe(40, 1.0)
+    assert costs.reach == 80
+    for _ in range(20):
+        costs.observe(3, 0.1)
+    costs.observe(40, 1.0)
+    assert costs.reach == 80
+    assert CostTable.from_dict(table({4: 1.0, 50: 2.0}).to_dict()).reach == 100
+
+
+def test_multiples_are_read_off_the_same_curve() -> None:
+    """Without working out what lies between."""
+    costs = table({4: 1.0, 8: 1.5, 32: 9.0})
+    assert costs.multiples(4, 12) == [costs.seconds(4 * factor) for factor in range(13)]

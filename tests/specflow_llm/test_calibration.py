@@ -615,8 +615,8 @@ def test_a_table_of_another_length_is_refused(checkpoint: Path) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "not of format"),
-        ({"version": 3}, "version 3, this program reads 1 and 2"),
-        ({"version": 1}, "KeyError: 'temperatures'"),
+        ({"version": 4}, "version 4, this program reads 3"),
+        ({"version": 2}, "version 2, this program reads 3"),
         ({"entries": [{"temperatures": [1.0]}]}, "KeyError"),
         ({"entries": 3}, "TypeError"),
         (None, "cannot be read"),
@@ -643,37 +643,6 @@ def test_a_table_with_impossible_scales_is_refused(checkpoint: Path, key: str, v
     path.write_text(json.dumps(data))
     with pytest.raises(CheckpointError, match=f"cannot be read.*{key}"):
         CalibrationTable.load(checkpoint)
-
-
-VERSION_1 = {
-    "temperatures": [1.5, 1.0],
-    "fitted": [True, False],
-    "regime": {
-        "target": "tiny", "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "verification": "greedy",
-        "data": "some prompts", "data_sha256": None, "requests": 10, "rounds": 100,
-    },
-    "counts": [50, 40],
-    "ece_before": [0.1, 0.2],
-    "ece_after": [0.05, 0.2],
-    "ece_noise": [0.01, 0.02],
-}  # fmt: skip
-"""An entry as files of version 1 have it."""
-
-
-def test_a_table_of_version_1_is_read(checkpoint: Path) -> None:
-    """Its temperatures are used with shifts of 0; stored again it is of version 2 and says the same."""
-    path = checkpoint / "calibration.json"
-    head = {"format": "specflow-calibration", "version": 1, "drafter": fingerprint(checkpoint)}
-    path.write_text(json.dumps({**head, "entries": [VERSION_1]}))
-    table = CalibrationTable.load(checkpoint, num_positions=2)
-    assert table is not None
-    assert table.scales_for(is_greedy=True) == (Scale(1.5, 0.0), Scale(1.0, 0.0))
-    assert table.entries[0].method == "temperature"
-    assert table.entries[0].fitted == (True, False)
-    assert table.entries[0].ece_after == (0.05, 0.2)
-    table.save(checkpoint)
-    assert json.loads(path.read_text())["version"] == 2
-    assert CalibrationTable.load(checkpoint) == table
 
 
 def test_an_entry_has_one_value_for_every_position() -> None:

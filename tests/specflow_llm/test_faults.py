@@ -558,7 +558,7 @@ def test_a_drafter_that_is_always_wrong_is_switched_off() -> None:
     engine = make_engine(
         LawTarget(law, VOCAB),
         AdversaryDrafter([truth], VOCAB),
-        policy=Adaptive(8),
+        policy=Adaptive(8, padded=True),
         clock=lambda: next(ticks) * 1e-3,
     )
     done = decode(engine, PROMPT, SamplingParams(max_tokens=length))

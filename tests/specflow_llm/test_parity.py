@@ -115,7 +115,7 @@ def make_policy(name: str, drafter: str) -> Policy:
     """Alternately fixed and adaptive; always fixed where exact counts are expected."""
     length = draft_length(name, drafter)
     fixed = drafter in {"perfect", "wrong"} or (ARCHITECTURES.index(name) + DRAFTERS.index(drafter)) % 2
-    return Fixed(length) if fixed else Adaptive(length)
+    return Fixed(length) if fixed else Adaptive(length, padded=True)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -257,7 +257,7 @@ def test_output_equals_plain_decoding(kind: str, policy: str) -> None:
     expected = decode(tiny_model("llama"), PROMPTS, BUDGETS, params)
     whole = [prompt + output for prompt, output in zip(PROMPTS, expected.outputs, strict=True)]
     policies: dict[str, Any] = {
-        "fixed": Fixed(9), "adaptive": Adaptive(9), "scripted": ScriptedPolicy([9, 3, 0, 7], [6, 3, 0, 1])
+        "fixed": Fixed(9), "adaptive": Adaptive(9, padded=True), "scripted": ScriptedPolicy([9, 3, 0, 7], [6, 3, 0, 1])
     }  # fmt: skip
     drafter = TreeDrafter(whole)
     run = decode(

@@ -6,7 +6,17 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from specflow.policies import PID, Boundary, CostScheduled, CostTable, Estimated, RoundCosts, StaleBudget, Threshold
+from specflow.policies import (
+    PID,
+    Adaptive,
+    Boundary,
+    CostScheduled,
+    CostTable,
+    Estimated,
+    RoundCosts,
+    StaleBudget,
+    Threshold,
+)
 from specflow.protocols import Policy
 from specflow.testing import SpeculativeProcess, enumerate_law
 from specflow.types import ChainView
@@ -46,6 +56,8 @@ POLICIES: dict[str, Callable[[CostTable], Policy]] = {
     "pid": lambda _costs: PID(3, aggressiveness=1.5, threshold=0.7, update_every=3),
     "boundary": lambda costs: Boundary(CostScheduled(2, costs), since, short=1),
     "estimated": lambda costs: Estimated(CostScheduled(2, costs), 2, context=parity),
+    "adaptive": lambda costs: Adaptive(2, costs=CostTable.from_dict(costs.to_dict())),
+    "adaptive, padded": lambda costs: Adaptive(2, costs=CostTable.from_dict(costs.to_dict()), padded=True),
 }
 
 
