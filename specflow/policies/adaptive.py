@@ -20,6 +20,11 @@ _FREE = 0.02
 """Drafting that costs less than this fraction of a plain round is not planned: as much as allowed is asked for."""
 _AS_GOOD = 0.995
 """The longest draft that promises this fraction of the most is asked for, where drafts branch."""
+_TRIAL = 16
+"""Drafts that are asked for, at first and after each resumption, before the plan may give drafting up: a few bad ones
+say nothing."""
+_LASTING = 32
+"""Drafts after which giving up is a new finding, and the chains wait no longer than the first time."""
 _LOOK_AHEAD = 8
 """Items over which a step in the costs must pay off."""
 _DOUBTFUL_GAIN = 1.25
@@ -64,7 +69,8 @@ class Adaptive:
     ... rounds (:class:`Switch`). A drafter that is always wrong therefore costs a handful of items, however sure it
     claims to be. A chain that is on but has only drafts of low survival executes none of them and resumes with the
     first good one. Chains that the plan switched off together are switched on together, with the first whose probe is
-    accepted: drafting and padding are paid for by all of them.
+    accepted: drafting and padding are paid for by all of them. Then at least 16 drafts are looked at before the plan
+    gives up again, for twice as long as the last time unless it took more than 32 to find out.
 
     Decisions are pure functions of the reports seen: no clock, no randomness. A policy may serve one loop after another
     and keeps what it learned, as long as chain ids are not reused.
@@ -117,6 +123,10 @@ class Adaptive:
         self._offer_rate = 1.0
         self._gain = 1.0
         self._ranks: Ranks | None = None
+        self._asked = 0
+        """Drafts asked for since the start, or since the chains resumed together."""
+        self._pause = first_wait
+        """Rounds without drafting when the plan gives it up next."""
 
     @property
     def costs(self) -> CostTable:
@@ -149,8 +159,8 @@ class Adaptive:
         num_probes = sum([chain.was_probed for chain in self._round])
         if self._padded:
             waiting = self._admit_blocks(frontier, waiting, min(1, num_probes))
-            due = [item for item in waiting if self._is_due(item)]
-            if due:  # Nothing was admitted, then; what one item costs is paid for one item of every chain.
+            due = waiting if any(self._is_due(item) for item in waiting) else []
+            if due:  # Nothing was admitted, then; what one chain's item costs is paid for all, so all are probed.
                 self._admit_blocks(frontier, waiting, 1)
         else:
             most = sum([frontier.available(item[1]) for item in waiting])
@@ -180,8 +190,10 @@ class Adaptive:
         if not num_admitted:
             self._experience.rested()
         chains = [self._chain(chain_id) for chain_id in report.chain_ids]
+        on = [chain.switch.is_on for chain in chains]
         for index, chain in enumerate(chains):
             if report.limits[index]:
+                self._asked += not chain.was_probed
                 offered = 1.0 if report.drafted[index] else 0.0
                 self._offer_rate += _OFFER_FADE * (offered - self._offer_rate)
             if report.drafted[index]:
@@ -190,7 +202,9 @@ class Adaptive:
                 self._learn(chain, fate(report, index))
             else:
                 self._rest(chain, report.survival[index], report.limits[index], report.drafted[index])
-        if any(chain.off_together and chain.switch.is_on for chain in chains):
+        if any(
+            chain.was_probed and chain.switch.is_on and not was_on for chain, was_on in zip(chains, on, strict=True)
+        ):
             self._resume(chains)
 
     def explain(self) -> Explanation:
@@ -286,15 +300,21 @@ class Adaptive:
             rounds.append((expected, drafted * curve[width] + (1.0 - drafted) * curve[num_chains]))
         best_length = self._best_length(rounds, branching=any(chain.ranks is not None for _, chain in active))
         if best_length == 0:
-            for _, chain in active:
-                chain.off_together = True
-                chain.switch.turn_off(
-                    "drafting would cost more than it saves", self._experience.wait, self._experience.idle
-                )
+            self._give_up([chain for _, chain in active])
         return [
             min(limit, best_length) if chain.switch.is_on else min(limit, chain.switch.limit)
             for limit, chain in zip(limits, self._round, strict=True)
         ]
+
+    def _give_up(self, chains: Sequence[_Chain]) -> None:
+        """Switch chains off together; for twice as long as the last time, unless drafting went on for a while."""
+        if self._asked >= _LASTING:
+            self._pause = self._waits[0]
+        wait = max(self._experience.wait, self._pause)
+        self._pause = min(2 * self._pause, self._waits[1])
+        for chain in chains:
+            chain.off_together = True
+            chain.switch.turn_off("drafting would cost more than it saves", wait, self._experience.idle)
 
     def _reach(self, num_chains: int) -> int:
         """The largest width that may be executed: room for one item of every chain, whatever is known."""
@@ -315,6 +335,8 @@ class Adaptive:
             drafting = self._drafting.seconds(length)
             first = 1 if branching else length
             rates.append(max(_rate(*rounds[executed], drafting) for executed in range(first, length + 1)))
+        if self._asked < _TRIAL and _rate(2.0 * rounds[0][0], rounds[1][1], self._drafting.seconds(1)) > rates[0]:
+            rates[0] = 0.0  # Nothing is known yet, and if all first items were right it would pay.
         best = max(rates)
         if rates[0] >= best or not branching:
             return rates.index(best)
@@ -531,6 +553,7 @@ class Adaptive:
 
     def _resume(self, chains: Sequence[_Chain]) -> None:
         """Turn chains on together that were turned off together: what one alone saves need not pay for drafting."""
+        self._asked = 0
         for chain in chains:
             if chain.off_together:
                 chain.switch.join()
@@ -545,14 +568,13 @@ class Adaptive:
     def _rest(self, chain: _Chain, survival: Sequence[float] | None, limit: int, drafted: int) -> None:
         """Take in a round in which nothing was executed for the chain."""
         switch = chain.switch
-        if drafted:
-            if survival is None or survival[0] >= self._min_survival:
-                switch.rested()
+        if drafted and (survival is None or survival[0] >= self._min_survival):
+            switch.rested()
         elif not switch.is_on:
             if limit == 0:
                 switch.rested()
             elif not self._drafting_is_free(len(self._round)):
-                # A probe that is paid for and brings no draft has failed; a free one stays due until there is a draft.
+                # A probe that is paid for and brings nothing likely has failed; a free one stays due until it does.
                 switch.probed(accepted=False)
                 self._experience.probed(switch.wait, accepted=False)
 
@@ -573,6 +595,6 @@ class _Chain:
         self.trust = 1.0
         self.was_probed = False
         self.off_together = False
-        """Whether it was the plan of a whole round that turned it off."""
+        """Whether it was the plan of a round that turned it off, with all chains that were on."""
         self.ranks: Ranks | None = None
         """What items promise, where drafts branch."""

@@ -135,6 +135,7 @@ class CostTable:
         return {
             "window": self._window,
             "max_age": self._max_age,
+            "confirmed": self._confirmed,
             "samples": {
                 str(width): [value for _, value in samples] for width, samples in sorted(self._samples.items())
             },
@@ -152,11 +153,13 @@ class CostTable:
             observations = [
                 (int(width), [float(value) for value in values]) for width, values in data["samples"].items()
             ]
+            confirmed = int(data.get("confirmed", 0))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidSettingError("data", data, "a mapping written by CostTable.to_dict()") from error
         for width, values in observations:
             for value in values:
                 table.observe(width, value)
+        table._confirmed = max(table._confirmed, confirmed)
         return table
 
     def _rebuild(self) -> None:

@@ -41,8 +41,8 @@ class Ranks:
     def learn(self, promised: Sequence[float], asked: int) -> None:
         """Take in a draft of ``asked`` items, which came with these estimates; what did not come promised nothing.
 
-        What was not asked for is believed less and less: as long as smaller drafts promise much, a larger one is tried
-        now and then.
+        What was not asked for goes back, slowly, to what the items before it suggest: as long as smaller drafts promise
+        much, a larger one is tried now and then.
         """
         means = self._means
         for rank in range(asked):

@@ -121,6 +121,8 @@ class Switch:
         """Short drafts again, because another chain's probe was accepted."""
         if not self._on:
             self._on = True
+            self.idle = 0
+            self._tries = self.TRIES
             self._restart("another chain's probe was accepted: short drafts until the next success")
 
     def rested(self) -> None:

@@ -63,7 +63,7 @@ class DSparkDrafter(DrafterBase):
     Args:
         model: the drafter's weights; they are moved to the target's device and type.
         adapter: the target.
-        calibration: scales for the confidence logits, by kind of request and position.
+        calibration: scales for the pooled logits, by kind of request and position.
         name: for logs and metrics.
         pack: move layers on CPUs to a layout in which short blocks are cheap.
 

@@ -427,20 +427,26 @@ def test_room_for_one_item_of_every_chain_is_always_there() -> None:
 
 
 def test_what_a_padded_probe_pays_for_is_used() -> None:
-    """Where one item never pays, a chain that was idle for long gets one all the same, and so do all the others."""
+    """Where items never pay, a chain that was idle for long gets one all the same, and so do all others, as a probe.
+
+    So the waits of all double, although items are accepted. The second chain comes later and would be due later.
+    """
     policy = Adaptive(4, costs=known_costs(lambda width: 0.01 * width), padded=True)
     views = [ChainView(ChainId(chain), 0, 4) for chain in range(3)]
-    seen = []
-    for _ in range(40):
-        policy.limits(views)
-        frontier = Frontier([Draft(items(4), [0.6] * 4)] * 3)
+    probes: list[int] = []
+    for number in range(120):
+        now = views if number >= 7 else views[:1]
+        policy.limits(now)
+        frontier = Frontier([Draft(items(4), [0.6] * 4)] * len(now))
         policy.admit(frontier)
         admitted = frontier.decision().lengths
-        seen.append(admitted)
-        policy.observe(report(policy, views, admitted, (0, 0, 0), [0.6] * 4, 0.03 * (1 + max(admitted))))
-    assert (0, 0, 0) in seen
-    assert (1, 1, 1) in seen
-    assert set(seen) == {(0, 0, 0), (1, 1, 1)}
+        assert len(set(admitted)) == 1
+        if admitted[0]:
+            assert admitted == (1, 1, 1)
+            probes.append(number)
+        seconds = 0.01 * len(now) * (1 + max(admitted))
+        policy.observe(report(policy, now, admitted, admitted, [0.6] * 4, seconds))
+    assert [later - earlier for earlier, later in itertools.pairwise(probes)] == [33, 65]
 
 
 @pytest.mark.parametrize(("num_chains", "rate", "drafting"), [(4, 0.3, 0.01), (8, 0.45, 0.01), (8, 0.6, 0.02)])
@@ -463,6 +469,36 @@ def test_chains_that_gave_up_together_try_again_together(num_chains: int, rate: 
         )
 
     assert speed(Adaptive(2, padded=True)) > 0.95 * max(speed(Fixed(length)) for length in range(3))
+
+
+def test_costly_probes_with_hopeless_claims_are_not_repeated_in_every_round() -> None:
+    """A drafter that was wrong and then says so itself: a probe that it gives no chance has failed."""
+
+    def draft(chain: int, position: int, future: Sequence[int]) -> Draft[int]:
+        del chain
+        return Draft([WRONG] * len(future), [0.9 if position < 40 else 0.01] * len(future))
+
+    reports = played(drafter(draft), Adaptive(8), gentle, lambda longest: 0.02)
+    asked = [report for report in reports[100:] if report.limits[0]]
+    assert len(asked) < 0.1 * len(reports[100:])
+
+
+def test_the_plan_looks_at_sixteen_drafts_before_it_gives_up() -> None:
+    """A drafter that is wrong and claims little: the switch forgives it, and a few rounds do not decide either.
+
+    Where a first item could not pay even if it were right, one look is enough.
+    """
+
+    def draft(chain: int, position: int, future: Sequence[int]) -> Draft[int]:
+        del chain, position
+        return Draft([WRONG] * len(future), [0.1, 0.05, 0.03, 0.02][: len(future)])
+
+    def asked_first(price: float) -> int:
+        reports = played(drafter(draft, 200), Adaptive(4), gentle, lambda longest: price)
+        return len(list(itertools.takewhile(lambda report: report.limits[0] > 0, reports[2:])))
+
+    assert asked_first(0.01) == 16
+    assert asked_first(0.05) < 5
 
 
 def test_costly_drafts_for_rounds_that_cost_nothing_are_not_asked_for() -> None:
