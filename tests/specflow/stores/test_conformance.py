@@ -763,8 +763,9 @@ class LooksThenWrites(Base):
 class Suite(StoreConformance):
     """The suite for a store of any class."""
 
-    # The same lives every time, and no time spent on finding the shortest one that shows the fault.
-    random_lives = settings(StoreConformance.random_lives, max_examples=50, phases=[Phase.generate], derandomize=True)
+    # The same lives every time, and no time spent on finding the shortest one that shows the fault. As far as the order
+    # of sets is the same: among 50 there once was none that shows a dropped pin.
+    random_lives = settings(StoreConformance.random_lives, max_examples=200, phases=[Phase.generate], derandomize=True)
 
     def __init__(self, kind: type[MemoryStore]) -> None:
         self.kind = kind
