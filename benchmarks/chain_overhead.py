@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "fixed": lambda: Fixed(NUM_DRAFT),
         "threshold": lambda: Threshold(NUM_DRAFT, 0.5),
         "adaptive": lambda: Adaptive(NUM_DRAFT),
+        "adaptive, padded": lambda: Adaptive(NUM_DRAFT, padded=True),
     }
     results = {
         name: Measurement(
