@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from heapq import heapify, heappop, heapreplace
 
 from ..admission import Frontier
 from ..errors import InvalidSettingError, MisuseError
@@ -13,6 +12,7 @@ from ..types import ChainId, ChainView, RoundReport
 from .acceptance import Calibration, Profile
 from .costs import CostTable
 from .explanation import ChainStatus, Explanation, predicted_gain
+from .paying import Item, Paying, reach
 from .ranks import Ranks
 from .switch import Experience, Switch
 
@@ -25,8 +25,6 @@ _TRIAL = 16
 say nothing."""
 _LASTING = 32
 """Drafts after which giving up is a new finding, and the chains wait no longer than the first time."""
-_LOOK_AHEAD = 8
-"""Items over which a step in the costs must pay off."""
 _DOUBTFUL_GAIN = 1.25
 _REFRESH = 64
 """Below this gain, the plain cost is measured again after so many rounds without a plain one."""
@@ -34,13 +32,8 @@ _MIN_TRUST = 0.25
 """Bounds how long a weak drafter may go on without an acceptance."""
 _OFFER_FADE = 0.05
 """Weight of the newest round in the estimate of how often a request for a draft is answered with one."""
-_FLOOR_OF_ALTERNATIVES = 0.5
-"""The least survival worth executing, where drafts branch, as a share of that in chains."""
 _SPARE_CHAINS = 64
 """Chains that may be absent from a round without being forgotten, beyond as many as are present."""
-
-_Item = tuple[float, int, int, float, float]
-"""(-estimated survival, chain, position, claimed survival, claim given the items before); a heap is best first."""
 
 
 class Adaptive:
@@ -157,22 +150,29 @@ class Adaptive:
             raise MisuseError(f"admit() got {len(frontier)} drafts after limits() for {len(self._round)} chains")
         waiting = self._first_items(frontier)
         num_probes = sum([chain.was_probed for chain in self._round])
+        paying = Paying(
+            frontier,
+            self._calibration,
+            [chain.profile for chain in self._round],
+            [chain.ranks is not None for chain in self._round],
+            self._limits,
+            self._costs,
+            self._drafting_seconds,
+            self._max_draft,
+            self._min_survival,
+        )
         if self._padded:
-            waiting = self._admit_blocks(frontier, waiting, min(1, num_probes))
+            waiting = paying.depth_by_depth(waiting, min(1, num_probes))
             due = waiting if any(self._is_due(item) for item in waiting) else []
             if due:  # Nothing was admitted, then; what one chain's item costs is paid for all, so all are probed.
-                self._admit_blocks(frontier, waiting, 1)
+                paying.depth_by_depth(waiting, 1)
         else:
-            most = sum([frontier.available(item[1]) for item in waiting])
-            width = len(self._round) + num_probes
-            curve = self._costs.curve(width + most + _LOOK_AHEAD)
-            heapify(waiting)
-            self._admit_paying(frontier, waiting, width, curve)
-            due = [item for item in waiting if self._is_due(item)]
+            due = [item for item in paying.one_by_one(waiting, num_probes) if self._is_due(item)]
             for item in due:
                 frontier.admit(item[1])
         for item in due:
             self._round[item[1]].was_probed = True
+        self._gain = paying.gain
 
     def observe(self, report: RoundReport) -> None:
         """Learn costs, acceptance and the state of every switch from a finished round."""
@@ -278,7 +278,7 @@ class Adaptive:
         if not active:
             return limits
         curve = self._costs.curve(num_chains * (1 + max(limits)))
-        reach = self._reach(num_chains)
+        widest = reach(self._costs, num_chains)
         # Where no draft is offered the round is a plain one, except that asking was paid for.
         drafted = 1.0 - (1.0 - self._offer_rate) ** len(active) if self._padded else self._offer_rate
         survival = [self._offer_rate] * len(active)
@@ -295,7 +295,7 @@ class Adaptive:
                     width += 1
             if self._padded:
                 width = num_chains * (1 + length)
-            if width > reach and length > 1:
+            if width > widest and length > 1:
                 break
             rounds.append((expected, drafted * curve[width] + (1.0 - drafted) * curve[num_chains]))
         best_length = self._best_length(rounds, branching=any(chain.ranks is not None for _, chain in active))
@@ -315,10 +315,6 @@ class Adaptive:
         for chain in chains:
             chain.off_together = True
             chain.switch.turn_off("drafting would cost more than it saves", wait, self._experience.idle)
-
-    def _reach(self, num_chains: int) -> int:
-        """The largest width that may be executed: room for one item of every chain, whatever is known."""
-        return max(self._costs.reach, 2 * num_chains)
 
     def _best_length(self, rounds: Sequence[tuple[float, float]], *, branching: bool) -> int:
         """How many items to ask for.
@@ -342,9 +338,9 @@ class Adaptive:
             return rates.index(best)
         return max(length for length, rate in enumerate(rates) if rate >= max(_AS_GOOD * best, rates[0]))
 
-    def _first_items(self, frontier: Frontier) -> list[_Item]:
+    def _first_items(self, frontier: Frontier) -> list[Item]:
         """The first item of every chain that is on and has a likely one; chains that are off are probed when due."""
-        found: list[_Item] = []
+        found: list[Item] = []
         for index, chain in enumerate(self._round):
             chain.was_probed = False
             claim = frontier.survival(index)
@@ -360,160 +356,10 @@ class Adaptive:
                 chain.was_probed = True
         return found
 
-    def _admit_paying(self, frontier: Frontier, heap: list[_Item], width: int, curve: Sequence[float]) -> None:
-        """Admit from the heap while that pays; what is left on the heap did not."""
-        num_chains = len(self._round)
-        expected = float(num_chains)
-        seconds = self._drafting_seconds + curve[width]
-        reach = self._reach(num_chains)
-        scales: dict[int, list[float]] = {}
-        while heap and width < reach:
-            extra = curve[width + 1] - curve[width]
-            pays = extra <= 0.0 or -heap[0][0] * seconds > expected * extra
-            if not pays and not self._pays_ahead(
-                heap, expected, seconds, curve[width : min(width + _LOOK_AHEAD, reach) + 1]
-            ):
-                break
-            frontier.admit(heap[0][1])
-            expected -= heap[0][0]
-            width += 1
-            seconds += extra
-            following = self._following(frontier, heap[0], scales)
-            if following is None:
-                heappop(heap)
-            else:
-                heapreplace(heap, following)
-        self._note_gain(expected, seconds)
-
-    def _admit_blocks(self, frontier: Frontier, waiting: list[_Item], executed: int) -> list[_Item]:
-        """Admit one more item of every chain that has a likely one while that pays: blocks are padded to the longest.
-
-        Args:
-            frontier: of the round.
-            waiting: the next item of every chain that has a likely one.
-            executed: items of a chain that are executed anyway.
-
-        Returns:
-            What did not pay.
-        """
-        num_chains = len(self._round)
-        deepest = min(self._max_draft, self._reach(num_chains) // num_chains - 1)
-        costs = self._costs.multiples(num_chains, 1 + deepest)
-        seconds = [self._drafting_seconds + costs[1 + max(depth, executed)] for depth in range(deepest + 1)]
-        expected, depth = float(num_chains), 0
-        scales: dict[int, list[float]] = {}
-        while waiting and depth < deepest:
-            gain = -sum([item[0] for item in waiting])
-            extra = seconds[depth + 1] - seconds[depth]
-            pays = extra <= 0.0 or gain * seconds[depth] > expected * extra
-            if not pays and not self._deeper_pays(waiting, expected, seconds[depth : depth + _LOOK_AHEAD + 1]):
-                break
-            for item in waiting:
-                frontier.admit(item[1])
-            expected += gain
-            depth += 1
-            following = [self._following(frontier, item, scales) for item in waiting]
-            waiting = [item for item in following if item is not None]
-        self._note_gain(expected, seconds[depth])
-        return waiting
-
-    def _is_due(self, item: _Item) -> bool:
+    def _is_due(self, item: Item) -> bool:
         """Whether a first item that does not pay is executed to keep the estimates alive: there was none for long."""
         _, index, position, claim, _ = item
         return position == 0 and self._round[index].switch.probe_due and claim >= self._min_survival
-
-    def _following(self, frontier: Frontier, item: _Item, scales: dict[int, list[float]]) -> _Item | None:
-        """What comes after an item that was just admitted; None where nothing does that is likely enough.
-
-        Args:
-            frontier: of the round.
-            item: the last one of its chain.
-            scales: of the chains whose drafts branch, filled here.
-        """
-        negative, index, position, survival, _ = item
-        following = frontier.survival(index)
-        if following is None:
-            return None
-        position += 1
-        claim = min(1.0, following / survival) if survival > 0.0 else 0.0
-        profile, floor = self._round[index].profile, self._min_survival
-        if frontier.parents(index) is None:
-            negative *= min(1.0, claim * self._calibration.ratio(profile, position))
-        else:
-            # What comes next may continue any earlier item: its claim is corrected from the history on.
-            if index not in scales:
-                scales[index] = self._calibration.scales(profile)
-            negative = -min(1.0, following * scales[index][frontier.depth(index)])
-            floor *= _FLOOR_OF_ALTERNATIVES
-        return None if -negative < floor else (negative, index, position, following, claim)
-
-    def _note_gain(self, expected: float, seconds: float) -> None:
-        """What the round promises, against a plain one."""
-        num_chains = len(self._round)
-        plain = self._costs.seconds(num_chains)
-        self._gain = expected / num_chains * (plain / seconds if seconds > 0.0 else 1.0)
-
-    def _deeper_pays(self, waiting: Sequence[_Item], expected: float, seconds: Sequence[float]) -> bool:
-        """True when the next items of all chains, some depths of them together, raise the items per second.
-
-        The items behind the revealed ones are assumed to be claimed like them, corrected for their own positions.
-
-        Args:
-            waiting: revealed items.
-            expected: items expected without any of them.
-            seconds: of the round with 0, 1, 2, ... depths more.
-        """
-        own = [-item[0] for item in waiting]
-        gained = 0.0
-        for step in range(1, len(seconds)):
-            gained += sum(own)
-            if gained * seconds[0] > expected * (seconds[step] - seconds[0]):
-                return True
-            if not any(own):
-                return False
-            for number, (_, index, position, _, claim) in enumerate(waiting):
-                chain, place = self._round[index], position + step
-                # What was asked for, not what was drafted, as in _pays_ahead.
-                if place >= self._limits[index]:
-                    own[number] = 0.0
-                    continue
-                ratio = self._calibration.ratio(chain.profile, place) if chain.ranks is None else 1.0
-                own[number] *= min(1.0, claim * ratio)
-        return False
-
-    def _pays_ahead(self, heap: list[_Item], expected: float, seconds: float, curve: Sequence[float]) -> bool:
-        """True when the next items, taken together, raise the items per second although the first does not.
-
-        For the items behind the revealed one of the best chain the claim made of it is assumed, corrected for their
-        own positions. Of the other chains only what is revealed is considered.
-
-        Args:
-            heap: revealed items, best first; not changed.
-            expected: items expected without any of them.
-            seconds: of the round without any of them.
-            curve: seconds of executing 0, 1, 2, ... items more.
-        """
-        negative, index, position, _, claim = heap[0]
-        chain = self._round[index]
-        profile = chain.profile
-        # What was asked for, not what was drafted: where a draft ends may depend on its values, and then its length
-        # must not decide about them.
-        last = self._limits[index]
-        others = sorted([item[0] for item in heap[1:]], reverse=True)
-        own, gained = -negative, 0.0
-        for step in range(1, len(curve)):
-            if position < last and not (others and -others[-1] > own):
-                gained += own
-                position += 1
-                ratio = self._calibration.ratio(profile, position) if chain.ranks is None and position < last else 1.0
-                own *= min(1.0, claim * ratio) if position < last else 0.0
-            elif others:
-                gained -= others.pop()
-            else:
-                return False
-            if gained * seconds > expected * (curve[step] - curve[0]):
-                return True
-        return False
 
     def _rank(self, chain: _Chain, report: RoundReport, index: int) -> None:
         """Take in what a draft that branches promises, by the rank of its items; of a chain, depths say it all."""
