@@ -15,7 +15,7 @@ def test_the_benchmark_prints_json_with_provenance(capsys: pytest.CaptureFixture
     """One object: costs of each policy by number of chains, the cost of a further chain, budgets, and provenance."""
     MAIN(["--rounds", "200", "--repeats", "1", "--chains", "1", "4"])
     report = json.loads(capsys.readouterr().out)
-    assert set(report["results"]) == {"fixed", "threshold", "adaptive"}
+    assert set(report["results"]) == {"fixed", "threshold", "adaptive", "adaptive, padded"}
     for result in report["results"].values():
         assert set(result["us_per_round"]) == {"1", "4"}
         assert result["us_per_round"]["1"] > 0.0
