@@ -202,9 +202,7 @@ class Adaptive:
                 self._learn(chain, fate(report, index))
             else:
                 self._rest(chain, report.survival[index], report.limits[index], report.drafted[index])
-        if any(
-            chain.was_probed and chain.switch.is_on and not was_on for chain, was_on in zip(chains, on, strict=True)
-        ):
+        if any(chain.switch.is_on and not was_on for chain, was_on in zip(chains, on, strict=True)):  # by its probe
             self._resume(chains)
 
     def explain(self) -> Explanation:
