@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from .admission import Frontier
 from .errors import BackendContractError, SuspendedError
-from .protocols import ChainBackend, Clock, Observer, Policy
+from .protocols import ChainBackend, Clock, Observer, PaddingBackend, Policy
 from .trees import path_problem, shape_problem
 from .types import AcceptPrefix, Admission, ChainView, Draft, PhaseSeconds, Round, RoundReport, Tree
 
@@ -57,6 +57,7 @@ class ChainLoop(Generic[ValueT]):
         self._observers = tuple(observers)
         self._clock = clock
         self._rounds = 0
+        self._padded = isinstance(backend, PaddingBackend) and backend.pads_blocks
 
     @property
     def num_rounds(self) -> int:
@@ -128,6 +129,7 @@ class ChainLoop(Generic[ValueT]):
                 committed - verified,
             ),
             trees=_trees(drafts, verdicts),
+            padded=self._padded,
         )
         return Round(report, items)
 

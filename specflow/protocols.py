@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from .admission import Frontier
 from .effects import Effect
@@ -49,6 +49,16 @@ class ChainBackend(Protocol[ValueT]):
 
     def discard(self) -> None:
         """Drop everything this round did beyond the committed state; called when a phase raises."""
+        ...
+
+
+@runtime_checkable
+class PaddingBackend(Protocol):
+    """**Protocol:** a chain backend that says how it executes unequal drafts; others are taken to waste nothing."""
+
+    @property
+    def pads_blocks(self) -> bool:
+        """True when every chain is executed as far as the longest admitted draft, and costs as much."""
         ...
 
 

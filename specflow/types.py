@@ -137,6 +137,9 @@ class RoundReport:
     seconds: PhaseSeconds
     trees: tuple[Tree | None, ...] = ()
     """Per chain, the shape and fate of a draft that branched; empty where none did."""
+    padded: bool = False
+    """Every chain was executed as far as the one with the most admitted items, and cost as much: what the backend
+    says (:class:`~specflow.protocols.PaddingBackend`)."""
 
     def tree(self, index: int) -> Tree | None:
         """Of chain ``index``; None where its draft was a chain."""

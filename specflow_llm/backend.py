@@ -88,6 +88,11 @@ class DecodingBackend:
         return self._target
 
     @property
+    def pads_blocks(self) -> bool:
+        """See :class:`specflow.protocols.PaddingBackend`."""
+        return self._target.architecture.pads_blocks
+
+    @property
     def drafter(self) -> Drafter | None:
         """The drafter."""
         return self._drafter

@@ -30,7 +30,7 @@ class SentenceEnds:
     The policy is needed to build an LLM, and the LLM to know the tokens, so this object is told where to look later::
 
         ends = SentenceEnds()
-        llm = LLM(speculation=Speculation(policy=Boundary(Adaptive(8, padded=True), ends)))
+        llm = LLM(speculation=Speculation(policy=Boundary(Adaptive(8), ends)))
         ends.watch(llm.engine.backend, llm.tokenizer)
 
     Until then it knows of no ends.

@@ -383,7 +383,7 @@ def _build_policy(
     if speculation.policy == "fixed":
         return Fixed(longest)
     if speculation.policy == "adaptive":
-        return Adaptive(longest, padded=target.architecture.pads_blocks)
+        return Adaptive(longest)
     if speculation.policy == "pid":
         return PID(longest)
     if speculation.policy == "cost_scheduled":

@@ -77,7 +77,8 @@ class Adaptive:
         costs: what is known about the cost of executing a number of items (chains + admitted drafts, and what pads
             them); measured further. None starts from nothing: the first two rounds are then plain ones, to have
             something to compare with.
-        padded: every chain's block is padded to the longest of the round, as in :class:`RoundCosts`.
+        padded: every chain's block is padded to the longest of the round, as in :class:`RoundCosts`. None takes the
+            backend's word for it (:attr:`RoundReport.padded <specflow.types.RoundReport>`), after the first round.
 
     Raises:
         InvalidSettingError: a setting is out of its range.
@@ -91,7 +92,7 @@ class Adaptive:
         first_wait: int = 16,
         max_wait: int = 256,
         costs: CostTable | None = None,
-        padded: bool = False,
+        padded: bool | None = None,
     ) -> None:
         if max_draft < 0:
             raise InvalidSettingError("max_draft", max_draft, "an integer >= 0")
@@ -103,7 +104,8 @@ class Adaptive:
         self._min_survival = min_survival
         self._waits = (first_wait, max_wait)
         self._costs = CostTable() if costs is None else costs
-        self._padded = padded
+        self._told_padded = padded
+        self._padded = bool(padded)
         self._drafting = CostTable()
         self._calibration = Calibration(max_draft)
         self._chains: dict[ChainId, _Chain] = {}
@@ -176,6 +178,8 @@ class Adaptive:
 
     def observe(self, report: RoundReport) -> None:
         """Learn costs, acceptance and the state of every switch from a finished round."""
+        if self._told_padded is None:
+            self._padded = report.padded
         seconds = report.seconds
         num_admitted = sum(report.admitted)
         num_chains = len(report.admitted)

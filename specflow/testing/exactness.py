@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ..chain import ChainLoop, run_sync
 from ..errors import BackendContractError
 from ..policies import Adaptive, Fixed, Threshold
-from ..protocols import ChainBackend, Policy
+from ..protocols import ChainBackend, PaddingBackend, Policy
 from ..types import AcceptPrefix, Admission, ChainId, ChainView, Draft, Round
 from .fakes import ScriptedPolicy
 
@@ -66,6 +66,11 @@ class _PassOn(Generic[ValueT]):
     def chains(self) -> Sequence[ChainView]:
         """Those of the backend."""
         return self._backend.chains()
+
+    @property
+    def pads_blocks(self) -> bool:
+        """See :class:`specflow.protocols.PaddingBackend`."""
+        return isinstance(self._backend, PaddingBackend) and self._backend.pads_blocks
 
     async def predict(self, limits: Sequence[int]) -> Sequence[Draft[ValueT]]:
         """The backend's drafts."""

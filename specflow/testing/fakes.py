@@ -96,6 +96,11 @@ class SequenceBackend(Generic[ValueT]):
         return self._executions
 
     @property
+    def pads_blocks(self) -> bool:
+        """See :class:`specflow.protocols.PaddingBackend`."""
+        return self._timing is not None and self._timing.padded
+
+    @property
     def in_flight(self) -> bool:
         """True between an execution and its commit or discard."""
         return self._in_flight

@@ -16,7 +16,7 @@ _POLICIES: Mapping[str, Callable[[int, RoundCosts], Policy]] = {
     "stale_budget": StaleBudget,
     "estimated": lambda longest, costs: Estimated(CostScheduled(longest, costs), longest),
     "threshold": lambda longest, _costs: Threshold(longest, 0.5),
-    "adaptive": lambda longest, costs: Adaptive(longest, padded=costs.is_padded),
+    "adaptive": lambda longest, _costs: Adaptive(longest),
     "pid": lambda longest, _costs: PID(longest),
 }
 """``estimated`` is cost-scheduled on estimates that are corrected by what was accepted."""

@@ -156,6 +156,11 @@ class _RecordedRounds:
         self._waiting = concurrency
         self._next = self._slots[-1].request + 1
 
+    @property
+    def pads_blocks(self) -> bool:
+        """As in the costs."""
+        return self._costs.is_padded
+
     def chains(self) -> Sequence[ChainView]:
         """One per slot. The recorded draft bounds how far a policy can draft, not ``max_draft``."""
         return [ChainView(slot.chain_id, self._round(slot).position, self._max_draft) for slot in self._slots]

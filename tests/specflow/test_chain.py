@@ -66,6 +66,17 @@ def test_a_round_reports_what_it_did_per_chain() -> None:
     assert [list(items) for items in finished.items] == [["a", "b", "c"], ["k", "l"], ["x"]]
 
 
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_round_reports_whether_its_blocks_were_padded(padded: bool) -> None:
+    """As the backend says, through whatever stands before it; one that says nothing pads nothing."""
+    timing = Timing(ManualClock(), float, padded=padded)
+    fault = Fault("predict", after=False, round_index=9)
+    for backend in (OracleBackend(["abcd"], None, timing), FaultyBackend(OracleBackend(["abcd"], None, timing), fault)):
+        finished = run_sync(ChainLoop(backend, Fixed(2)).round())
+        assert finished is not None
+        assert finished.report.padded is padded
+
+
 def test_limits_are_clamped_to_the_room_a_chain_has() -> None:
     """A policy may ask for more than can ever be committed; the drafter never sees that."""
     finished = run_sync(ChainLoop(OracleBackend(["abc"]), Fixed(100)).round())

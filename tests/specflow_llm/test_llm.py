@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -346,6 +347,16 @@ def test_adaptive_speculation_gives_the_same_tokens() -> None:
     prompts = [[1, 2, 3], [4] * 9, [9, 8]]
     done = ids_llm(speculation=Speculation()).generate(prompts, SamplingParams(max_tokens=30))
     assert [list(one.token_ids) for one in done] == [generate(tiny_model(), prompt, 30) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("name", "padded"), [("llama", True), ("mamba", False)])
+def test_reports_say_whether_blocks_were_padded(name: str, padded: bool) -> None:
+    """A slot cache runs all blocks as far as the longest; recurrent targets run requests one by one."""
+    reports: list[RoundReport] = []
+    observer = SimpleNamespace(on_round=reports.append)
+    llm = LLM(tiny_model(name), check_model=False, speculation=FIXED, observers=[observer])
+    llm.generate([[1, 2], [3]], SamplingParams(max_tokens=4))
+    assert [report.padded for report in reports] == [padded] * len(reports) != []
 
 
 def test_observers_see_every_round() -> None:
