@@ -7,6 +7,7 @@ program again: that is how a run survives a crash, and how a world is forked to 
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import itertools
 import random
@@ -344,6 +345,9 @@ class Context:
 class Program:
     """One coroutine being driven, at one point of its history.
 
+    It runs in a copy of the context in which it is made: context variables that it sets are seen by nobody else, and
+    are gone with it when it belonged to a wrong guess.
+
     Args:
         function: called with a context and the arguments; returns the coroutine.
         prefix: position that its requests are numbered under.
@@ -352,7 +356,7 @@ class Program:
         at: wall-clock time it starts at, in seconds since the epoch.
     """
 
-    __slots__ = ("_context", "_coroutine", "_last", "at", "events", "seed", "state")
+    __slots__ = ("_context", "_coroutine", "_enter", "_last", "at", "events", "seed", "state")
 
     def __init__(
         self,
@@ -369,7 +373,9 @@ class Program:
         self.events: list[bytes] = []
         self._last: Position = prefix
         self._context = Context(self, prefix)
-        self._coroutine = function(self._context)
+        self._enter = contextvars.copy_context().run
+        self._enter(driven.set, True)  # noqa: FBT003 - the value of the variable
+        self._coroutine = self._enter(function, self._context)
 
     def start(self) -> Request | Finished:
         """Run to the first request."""
@@ -386,11 +392,20 @@ class Program:
 
     def catch_up(self, answers: Sequence[Answer]) -> Request | Finished:
         """Answer a started program's requests one after another, as in :func:`replay`."""
+        diverged = self._enter(self._catch_up, answers)
+        if diverged is not None:
+            return diverged
+        outcome, accesses, _request = answers[-1]
+        self.state.replay(accesses)
+        self.forget()
+        return self.resume(outcome)
+
+    def _catch_up(self, answers: Sequence[Answer]) -> Finished | None:
+        """All answers but the last; what was asked for instead of what was expected, if anything."""
         # Written out for speed: forks and recoveries spend their time here.
         coroutine, state = self._coroutine, self.state
         send, at = coroutine.send, self.at
         expected = answers[0][2]
-        token = driven.set(True)
         try:
             for (outcome, accesses, _request), (_outcome, _accesses, expected) in itertools.pairwise(answers):
                 if accesses:
@@ -409,12 +424,7 @@ class Program:
             return _diverged(expected, None)
         except (Exception, SystemExit):  # noqa: BLE001 - it did not raise the first time
             return _diverged(expected, None)
-        finally:
-            driven.reset(token)
-        outcome, accesses, _request = answers[-1]
-        state.replay(accesses)
-        self.forget()
-        return self.resume(outcome)
+        return None
 
     def take_events(self) -> tuple[bytes, ...]:
         """What was emitted since this was asked last."""
@@ -432,16 +442,15 @@ class Program:
     def close(self) -> None:
         """Let the coroutine go. Its ``finally`` blocks run; what they ask for is refused."""
         try:
-            self._coroutine.close()
+            self._enter(self._coroutine.close)
         except RuntimeError:
             pass  # it awaited something while it was closed: it belongs to a world that is gone
         except Exception:  # noqa: BLE001 - errors of a world that is gone reach nobody
             return
 
     def _drive(self, advance: Callable[[Any], Any], value: Any) -> Request | Finished:
-        token = driven.set(True)
         try:
-            request = advance(value)
+            request = self._enter(advance, value)
             if not isinstance(request, Request):
                 error = ForeignAwaitError(format_position(self._last) or "the start", repr(request))
                 self.close()
@@ -450,8 +459,6 @@ class Program:
             return self._finish(done.value)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a program raises is its outcome
             return Finished(Outcome.raised(error, at=self.at))
-        finally:
-            driven.reset(token)
         self._last = request.position
         return request
 

@@ -28,6 +28,7 @@ import anyio.to_process
 import anyio.to_thread
 
 from .codec import Box, decode, decode_error, encode
+from .contexts import Confined
 from .definitions import Attempt, Retry, Step, Workflow, load
 from .effects import idempotency_key
 from .errors import (
@@ -475,7 +476,7 @@ class _Run:
                 now = clock()
             else:
                 try:
-                    value = await step.function(*task.args)
+                    value = await Confined(step.function(*task.args))
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - what a step raises is its outcome
                     now = clock()
                     outcome = self._failed(task, error, now)
@@ -715,7 +716,7 @@ class _Run:
 
     async def _invoke(self, step: Step[..., Any], function: Any, args: Any, kwargs: Any, *, speculative: bool) -> Any:
         if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
-            return await function(*args, **kwargs)
+            return await Confined(function(*args, **kwargs))
         if step.where == "process" and function is step.function:
             name = f"{function.__module__}:{function.__qualname__}"
             limiter = self._ahead_processes if speculative else None

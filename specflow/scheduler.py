@@ -77,6 +77,7 @@ from .speculation import Assumption, Call, Opportunity, Prediction, Resolution, 
 from .state import Access, Cells, State, cells_of, merge, revalidate, writes_of
 from .timeline import Timeline, told
 from .types import Mode
+from .unreached import Unreached
 from .worlds import (
     Action,
     Cancel,
@@ -195,9 +196,21 @@ class Scheduler:
         self._find_step = find_step
         recovered = recovered or Recovered()
         self._seed = (recovered.seed or run_id).encode()[:64]
-        self._timeline = Timeline(recovered.entries, self._on_committed, self._on_resolved, self._has_failed)
         self._was_blocked = recovered.was_blocked
         self._outbox = Outbox(run_id, recovered.effects, recovered.resolve)
+        self._unreached = Unreached(
+            [row for row in recovered.effects if not isinstance(recovered.resolve.get(row.key), NotSent)],
+            recovered.entries,
+            self._is_final,
+            self._outbox.is_used,
+        )
+        self._timeline = Timeline(
+            recovered.entries,
+            self._on_committed,
+            self._on_resolved,
+            self._has_failed,
+            self._unreached.passed_by_entry,
+        )
 
         self._root = Strand(function, (), name, cells_of({}), at)
         self._ready: deque[World] = deque()
@@ -520,7 +533,7 @@ class Scheduler:
             if known is not None and not self._outbox.is_used(key):
                 if self._join_attempt(world, key) or self._answer_from_row(world, request, known):
                     return True
-            elif known is None and self._draws_anew(request):
+            elif known is None and self._may_repeat(request):
                 return True
         if step.effect.is_external:
             if step.resource is not None and self._is_sending(step.resource):
@@ -537,6 +550,11 @@ class Scheduler:
         self._start_step(world, request, key, row, speculative=False)
         return True
 
+    def _is_final(self, name: str) -> bool | None:
+        """Whether that step's effects happen for real only, and once; None where it cannot be found."""
+        step = self._steps.get(name) or (self._find_step(name) if self._find_step is not None else None)
+        return None if step is None else step.effect is Effect.IRREVERSIBLE
+
     def _join_attempt(self, world: World, key: str) -> bool:
         """An effect of this very call may be under way, begun on a guess that fell: it serves the real call."""
         for task in self._tasks.values():
@@ -548,12 +566,16 @@ class Scheduler:
                 return True
         return False
 
-    def _draws_anew(self, request: CallRequest) -> bool:
-        """Was this call on record with other arguments? Beginning it again would make its effect twice.
+    def _may_repeat(self, request: CallRequest) -> bool:
+        """Was this call on record with other arguments, or at another place? Then its effect would be made twice.
 
         Effects that may have run ahead do not count: their arguments may have been guesses.
         """
         step = request.step
+        if step.effect.is_external:
+            self._failure = self._failure or self._unreached.passed_by_call(request.position, step.name)
+            if self._failure is not None:
+                return True
         if step.effect in (Effect.IDEMPOTENT, Effect.COMPENSABLE):
             return False
         for row in self._outbox.recorded_at(request.position):
@@ -1362,7 +1384,8 @@ class Scheduler:
             step = request.step
             if step.effect.is_external:
                 self._outbox.give_back(self._outbox.key(request.position, request.step.name, record.arguments))
-            elif step.is_reusable:
+            elif step.is_reusable and record.mode is Mode.EXACT and not step.judged:
+                # Otherwise what stands there is a guess that was close enough, or what a judge made of the result.
                 self._reusable[step.name, record.arguments] = record.outcome
                 while len(self._reusable) > _REUSABLE:
                     self._reusable.popitem(last=False)
@@ -1964,6 +1987,8 @@ class Scheduler:
         if expected is not None and expected.kind is not EntryKind.END:
             # Found before anything is undone: a program that ends too early may not undo what its history did.
             self._failure = DivergenceError(format_position(expected.position), told(expected), "the end")
+        self._failure = self._failure or self._unreached.passed_by_end()
+        if self._failure is not None:
             self._fail()
             return
         if any(task.kind is TaskKind.STEP and task.effect is not None for task in self._tasks.values()):

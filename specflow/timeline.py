@@ -53,6 +53,7 @@ class Timeline:
         on_committed: called for every call that becomes an entry.
         on_resolved: called with the guesses that were resolved by it, before.
         has_failed: asked before every entry; nothing is added to a run that has failed.
+        passes_by: asked before every new entry; what it says is wrong fails the run.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Timeline:
         on_committed: Callable[[Strand, Record, CallRequest], None],
         on_resolved: Callable[[Sequence[Resolution]], None],
         has_failed: Callable[[], bool],
+        passes_by: Callable[[Entry, str], DivergenceError | None],
     ) -> None:
         self._recovered = recovered
         self._on_committed = on_committed
         self._on_resolved = on_resolved
         self._has_failed = has_failed
+        self._passes_by = passes_by
         self.recorded: dict[Position, Entry] = {entry.position: entry for entry in recovered if entry.kind in _ASKED}
         """Entries that will answer requests; empty as soon as all of history was made again."""
         self.failure: DivergenceError | None = None
@@ -230,6 +233,9 @@ class Timeline:
                     format_position(recorded.position), "other changes of the state", "different ones"
                 )
         else:
+            self.failure = self._passes_by(entry, told(entry))
+            if self.failure is not None:
+                return
             self._entries.append(entry)
             if entry.events:
                 self._emitted.extend(entry.events)

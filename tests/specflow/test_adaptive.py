@@ -388,7 +388,7 @@ def test_items_counted_without_their_padding_mislead() -> None:
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_whether_blocks_are_padded_is_the_backends_word(padded: bool) -> None:
+def test_whether_blocks_are_padded_is_the_backends_word(*, padded: bool) -> None:
     """Every decision is that of a policy that was told, which in turn does not listen."""
 
     def chains(timing: Timing) -> SequenceBackend[int]:

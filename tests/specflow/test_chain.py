@@ -67,7 +67,7 @@ def test_a_round_reports_what_it_did_per_chain() -> None:
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_a_round_reports_whether_its_blocks_were_padded(padded: bool) -> None:
+def test_a_round_reports_whether_its_blocks_were_padded(*, padded: bool) -> None:
     """As the backend says, through whatever stands before it; one that says nothing pads nothing."""
     timing = Timing(ManualClock(), float, padded=padded)
     fault = Fault("predict", after=False, round_index=9)

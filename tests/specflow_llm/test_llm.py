@@ -350,7 +350,7 @@ def test_adaptive_speculation_gives_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize(("name", "padded"), [("llama", True), ("mamba", False)])
-def test_reports_say_whether_blocks_were_padded(name: str, padded: bool) -> None:
+def test_reports_say_whether_blocks_were_padded(name: str, *, padded: bool) -> None:
     """A slot cache runs all blocks as far as the longest; recurrent targets run requests one by one."""
     reports: list[RoundReport] = []
     observer = SimpleNamespace(on_round=reports.append)

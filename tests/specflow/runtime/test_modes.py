@@ -193,3 +193,58 @@ async def test_a_lossy_result_that_an_effect_was_built_on_keeps_its_mode() -> No
     assert (result.value, result.mode) == ([1, "receipt"], Mode.LOSSY)
     assert world.seen == [20.0]
     assert [entry.mode for entry in inner.entries("r") if entry.step == temperature.name] == [Mode.LOSSY]
+
+
+class Rewriting:
+    """A verifier that takes its time and puts something else in place of every result."""
+
+    mode = Mode.LOSSY
+
+    async def verify(self, predicted: Any, actual: float) -> Verdict:
+        """Twice as much."""
+        del predicted
+        await anyio.lowlevel.checkpoint()
+        return Verdict(accepted=False, replacement=2.0 * actual, replaces=True)
+
+
+@pytest.mark.parametrize(
+    "verify", [Tolerance(absolute=1.0), SlowTolerance(), Rewriting()], ids=["plain", "async", "own"]
+)
+@pytest.mark.parametrize("policy", [Fixed(0), Fixed(1), Fixed(3)], ids=lambda policy: str(policy.depth))
+async def test_what_was_accepted_in_a_wrong_world_is_nobodys_result(verify: Any, policy: Fixed) -> None:
+    """A pure step's result serves an equal call after its world fell; a guess that was close enough does not."""
+    slow = Gate(is_open=policy.depth == 0)
+    store = MemoryStore()
+
+    @step(effect=Effect.PURE, predict=Guesses("wrong"))
+    async def first() -> str:
+        await slow.pass_through()
+        return "right"
+
+    @step(effect=Effect.PURE, predict=Guesses(20.0), verify=verify)
+    async def temperature() -> float:
+        return 20.5
+
+    @step(effect=Effect.READONLY)
+    async def after(value: float) -> float:
+        return value
+
+    @workflow
+    async def program(ctx: Context) -> float:
+        await ctx.call(first)
+        return float(await ctx.call(after, await ctx.call(temperature)))
+
+    async with anyio.create_task_group() as group:
+
+        async def drive() -> None:
+            result = await run(program, store=store, run_id="r", policy=policy)
+            modes = {entry.mode for entry in store.entries("r") if entry.step.endswith("temperature")}
+            if isinstance(verify, Rewriting):
+                assert (result.value, result.mode, modes) == (41.0, Mode.LOSSY, {Mode.LOSSY})
+            else:
+                assert result.mode is Mode.LOSSY or result.value == 20.5
+                assert modes == {result.mode}
+
+        group.start_soon(drive)
+        await settle()
+        slow.open()

@@ -29,7 +29,7 @@ from specflow.graph import Pipeline
 from specflow.history import EffectStatus, RunStatus
 from specflow.policies import Fixed
 from specflow.replay import Context
-from specflow.runtime import resume, run
+from specflow.runtime import NotSent, resume, run
 from specflow.state import State
 from specflow.stores import MemoryStore
 from tests.specflow.runtime.support import (
@@ -466,6 +466,155 @@ async def test_unseeded_randomness_does_not_send_an_effect_twice(status: EffectS
     with pytest.raises((DivergenceError, EffectUnknownError)):
         await resume("r", store=store, program=program)
     assert world.seen == [5]
+
+
+@step
+async def charge(amount: int) -> int:
+    """Irreversible; :class:`_Ledger` says how often it was made."""
+    return _Ledger.charged(amount)
+
+
+@step(name="tests:charge_renamed")
+async def charge_renamed(amount: int) -> int:
+    """The same under another name."""
+    return _Ledger.charged(amount)
+
+
+@step(effect=Effect.READONLY)
+async def look_up() -> int:
+    """Changes nothing."""
+    return 0
+
+
+class _Ledger:
+    """What was charged since the test began."""
+
+    amounts: list[int]
+
+    @classmethod
+    def charged(cls, amount: int) -> int:
+        """Charge."""
+        cls.amounts.append(amount)
+        return amount
+
+
+@workflow
+async def charging(ctx: Context) -> Any:
+    """As it was when the run began."""
+    return await ctx.call(charge, 5)
+
+
+@workflow
+async def looking_first(ctx: Context) -> Any:
+    """A call was put before the charge."""
+    await ctx.call(look_up)
+    return await ctx.call(charge, 5)
+
+
+@workflow
+async def sleeping_first(ctx: Context) -> Any:
+    """A sleep was."""
+    await ctx.sleep(0.001)
+    return await ctx.call(charge, 5)
+
+
+@workflow
+async def asking_in_parallel_first(ctx: Context) -> Any:
+    """Parallel calls were."""
+    await ctx.gather(ctx.call(look_up), ctx.call(look_up))
+    return await ctx.call(charge, 5)
+
+
+@workflow
+async def charging_by_another_name(ctx: Context) -> Any:
+    """The step was moved to another module."""
+    return await ctx.call(charge_renamed, 5)
+
+
+@workflow
+async def not_charging(_ctx: Context) -> Any:
+    """The charge was taken out."""
+    return None
+
+
+async def _as_before(ctx: Context, inner: Any) -> Any:
+    return await ctx.call(inner)
+
+
+async def _charging_outside(ctx: Context, inner: Any) -> Any:
+    await ctx.call(inner)
+    return await ctx.call(charge, 5)
+
+
+async def _charging_instead(ctx: Context, inner: Any) -> Any:
+    del inner
+    await ctx.call(look_up)
+    return await ctx.call(charge, 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "in_branch"), [(EffectStatus.SENT, False), (EffectStatus.SENT, True), (EffectStatus.ACKED, True)]
+)
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (looking_first, _as_before),
+        (sleeping_first, _as_before),
+        (asking_in_parallel_first, _as_before),
+        (charging_by_another_name, _as_before),
+        (not_charging, _as_before),
+        (not_charging, _charging_outside),
+        (charging, _charging_instead),
+    ],
+)
+async def test_a_changed_program_does_not_pass_by_an_effect_that_was_begun(
+    inner: Workflow[..., Any], outer: Any, status: EffectStatus, *, in_branch: bool
+) -> None:
+    """An effect that cannot be repeated is neither made again at another place nor forgotten, wherever it was moved."""
+    _Ledger.amounts = []
+    store = MemoryStore()
+    code: list[Any] = [_as_before, charging]
+    first = Gate(is_open=status is EffectStatus.SENT)  # an answered effect is on record alone while others go before it
+
+    @step(effect=Effect.READONLY)
+    async def wait() -> None:
+        await first.pass_through()
+
+    @workflow
+    async def program(ctx: Context) -> Any:
+        if in_branch:
+            return await ctx.gather(ctx.call(wait), ctx.call(nested))
+        return await code[0](ctx, code[1])
+
+    @workflow
+    async def nested(ctx: Context) -> Any:
+        return await code[0](ctx, code[1])
+
+    dies = has_row(EffectStatus.ACKED) if status is EffectStatus.SENT else has_entry("wait")
+
+    async def drive() -> None:
+        with pytest.raises(PowerCutError):
+            await run(program, store=DyingStore(dies, inner=store), run_id="r")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(drive)
+        await settle()
+        first.open()
+    assert (_Ledger.amounts, row_of(store, "r", "charge").status) == ([5], status)
+    code[:] = [outer, inner]
+    with pytest.raises(DivergenceError) as caught:
+        await resume("r", store=store, program=program, allow_changed=True)
+    assert _Ledger.amounts == [5]
+    assert "tests.specflow.runtime.test_replay_errors:charge " in str(caught.value)
+    assert "begun before a crash" in str(caught.value)
+    code[:] = [_as_before, charging]
+    if status is EffectStatus.ACKED:
+        await resume("r", store=store, program=program)
+        assert _Ledger.amounts == [5]
+    else:
+        answer = {row_of(store, "r", "charge").key: NotSent()}
+        code[:] = [outer, inner]
+        await resume("r", store=store, program=program, allow_changed=True, resolve=answer)  # somebody found out
 
 
 async def test_seeded_draws_are_the_same_after_a_crash() -> None:
