@@ -152,7 +152,8 @@ async def run(
         policy: how far to run ahead; default: ``Fixed(1)``, one guess deep.
         run_id: names the run in the store; default: a new UUID.
         limits: most attempts at a time per resource class, real work first.
-        on_event: called with every event of the committed and of the speculative stream.
+        on_event: called with every event of the committed and of the speculative stream. What it raises ends the run as
+            an error of the engine would; it is told nothing more, and the events it missed are not repeated.
         kwargs: for the program.
 
     Raises:
@@ -162,7 +163,7 @@ async def run(
         Exception: whatever the program raised, after its compensable effects were undone.
     """
     _check(program, args, kwargs)
-    _check_settings(store, policy, limits)
+    _check_settings(store, policy, limits, on_event)
     store = store if store is not None else MemoryStore()
     data = encode([[*args], kwargs], f"the arguments of {program.name}")
     record = RunRecord(run_id or uuid.uuid4().hex, program.name, program.fingerprint, data, time.time())
@@ -196,7 +197,7 @@ async def resume(  # noqa: PLR0913 - settings are typed by name
         allow_changed: go on although the program's code has changed. Divergence from history is still an error.
 
     Raises:
-        InvalidSettingError: a limit or an answer cannot work.
+        InvalidSettingError: a setting or an answer cannot work.
         UnknownRunError: the store has no such run.
         RunBusyError: another live process owns it.
         ProgramChangedError: the program's code is not the one that the run began with.
@@ -204,7 +205,7 @@ async def resume(  # noqa: PLR0913 - settings are typed by name
         DivergenceError: the program made another request than its history says.
         Exception: whatever the program raised.
     """
-    _check_settings(store, policy, limits)
+    _check_settings(store, policy, limits, on_event)
     record = store.get_run(run_id)
     if record.status in (RunStatus.COMPLETED, RunStatus.FAILED):
         return _recorded_result(record, store)
@@ -318,9 +319,13 @@ def _check_resolve(resolve: Mapping[str, Any], rows: Sequence[EffectRecord]) -> 
             raise InvalidSettingError(f"resolve[{key!r}]", answer, "Sent(result) or NotSent()")
 
 
-def _check_settings(store: Any, policy: Any, limits: Any) -> None:
-    if store is not None and not callable(getattr(store, "commit", None)):
+def _check_settings(store: Any, policy: Any, limits: Any, on_event: Any) -> None:
+    if store is not None and (isinstance(store, type) or not callable(getattr(store, "commit", None))):
         raise InvalidSettingError("store", store, "a store, for example SQLiteStore(path)")
+    if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
+        raise InvalidSettingError("on_event", on_event, "a plain function of one event; it must not be async")
+    if limits is not None and not isinstance(limits, Mapping):
+        raise InvalidSettingError("limits", limits, "a mapping from resource class to most attempts at a time")
     if policy is not None and (isinstance(policy, type) or not callable(getattr(policy, "allows", None))):
         raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
     for resource, limit in (limits or {}).items():
@@ -390,6 +395,9 @@ class _Run:
         self._has_spawned = False
         self._finish: Outcome | None = None
         self._crash: BaseException | None = None
+        self._deaf: Exception | None = None
+        """What the listener raised; nothing is told any more."""
+        self._is_deaf_known = False
         self._wall_offset = 0.0
         self._clock: Callable[[], float] = time.monotonic
 
@@ -428,6 +436,8 @@ class _Run:
                 self._store.release(self._lease)
         if self._crash is not None:
             raise self._crash
+        if self._deaf is not None:
+            raise self._deaf
         outcome = self._finish
         if outcome is None:
             raise MisuseError("the run ended without a result")
@@ -458,7 +468,7 @@ class _Run:
                 await self._go_inline(task, group)
             if self._finish is not None:
                 return
-            while not self._reports and not self._tokens and self._crash is None:
+            while not self._reports and not self._tokens and self._crash is None and not self._has_gone_deaf():
                 self._wake = anyio.Event()
                 await self._wake.wait()
             if self._crash is not None:
@@ -492,6 +502,9 @@ class _Run:
                 self._store.commit(self._lease, decision.commit)  # and start it, which is the whole of the decision
             else:
                 task = self._carry_out(decision, group)
+            if task is not None and self._has_gone_deaf():
+                self._spawn(group, self._run_tasks, deque([task]), group)  # it is on record as begun
+                return
             if now >= turn_ends and task is not None and task.step.is_direct:
                 # Steps that never wait would keep everybody else waiting, and the run from being cancelled.
                 await anyio.lowlevel.checkpoint()
@@ -510,6 +523,9 @@ class _Run:
             else:
                 decisions.append(self._scheduler.done(task, result, now, wall))
         decisions.extend(self._scheduler.woke(token, now, wall) for token in tokens)
+        if self._deaf is not None and not self._is_deaf_known:
+            self._is_deaf_known = True
+            decisions.append(self._scheduler.fail(self._deaf, now, wall))
         return decisions
 
     def _merge(self, decisions: Sequence[Decision]) -> Decision:
@@ -579,8 +595,15 @@ class _Run:
             self._finish = action.outcome
 
     def _tell(self, event: Event) -> None:
-        if self._on_event is not None:
+        if self._on_event is None or self._deaf is not None:
+            return
+        try:
             self._on_event(event)
+        except Exception as error:  # noqa: BLE001 - raised when the effects under way have ended
+            self._deaf = error
+
+    def _has_gone_deaf(self) -> bool:
+        return self._deaf is not None and not self._is_deaf_known
 
     def _wall(self) -> float:
         return self._clock() + self._wall_offset

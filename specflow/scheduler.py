@@ -299,6 +299,13 @@ class Scheduler:
             self._enforce_seconds()
         return self._decide()
 
+    def fail(self, error: BaseException, now: float, at: float) -> Decision:
+        """Something outside went wrong: start nothing more, and wait for effects under way."""
+        self._tick(now, at)
+        if not self._over:
+            self._failure = self._failure or error
+        return self._decide()
+
     @property
     def running(self) -> tuple[Task, ...]:
         """Tasks that were started and are not over."""

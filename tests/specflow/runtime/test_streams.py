@@ -10,14 +10,17 @@ import pytest
 
 from specflow.definitions import given, step, workflow
 from specflow.effects import Effect
+from specflow.errors import InvalidSettingError
+from specflow.history import EffectStatus
 from specflow.policies import Fixed
 from specflow.replay import Context
-from specflow.runtime import CommittedEvent, Event, RetractedEvent, SpeculativeEvent, run
+from specflow.runtime import CommittedEvent, Event, RetractedEvent, SpeculativeEvent, resume, run
 from specflow.state import State
 from specflow.stores import MemoryStore
 from tests.specflow.runtime.support import (
     Gate,
     Guesses,
+    World,
     settle,
 )
 
@@ -143,3 +146,114 @@ async def test_a_rebuilt_world_shows_anew_and_the_newest_is_confirmed() -> None:
     committed = [event for event in events if isinstance(event, CommittedEvent)]
     assert [event.value for event in committed] == ["before", "changed"]
     check_numbers(events)
+
+
+class Deaf:
+    """A listener that breaks at the first event, and counts the calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, event: Event) -> None:
+        self.calls += 1
+        raise ValueError(f"no ears for {event}")
+
+
+async def test_a_listener_that_breaks_cuts_no_effect_off() -> None:
+    """What is under way gets its answer on record, nothing more is started, and the run can be resumed."""
+    world, paid, held, store, listener = World(), Gate(), Gate(), MemoryStore(), Deaf()
+
+    @step
+    async def pay(amount: int) -> int:
+        await paid.pass_through()
+        world.see(("paid", amount))
+        return amount
+
+    @step(effect=Effect.READONLY)
+    async def ask(number: int) -> int:
+        await paid.reached.wait()
+        return number
+
+    @step(effect=Effect.READONLY)
+    async def hold() -> None:
+        await held.pass_through()
+
+    @workflow
+    async def telling(ctx: Context) -> int:
+        ctx.emit("hello")
+        await ctx.call(ask, 1)
+        await ctx.call(hold)
+        return int(await ctx.call(pay, 3))
+
+    @workflow
+    async def program(ctx: Context) -> Any:
+        return await ctx.gather(ctx.call(telling), ctx.call(pay, 5))
+
+    async def drive() -> None:
+        with pytest.raises(ValueError, match="no ears"):
+            await run(program, store=store, run_id="r", on_event=listener)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(drive)
+        await paid.reached.wait()
+        await settle()
+        paid.open()
+    assert (world.seen, listener.calls) == ([("paid", 5)], 1)
+    assert [row.status for row in store.effects("r")] == [EffectStatus.ACKED]
+    held.open()
+    result = await resume("r", store=store, program=program)
+    assert result.value == [3, 5]
+    assert sorted(world.seen) == [("paid", 3), ("paid", 5)]
+
+
+async def test_steps_that_follow_each_other_at_once_stop_when_the_listener_breaks() -> None:
+    """At most the step that was on record as begun runs; what is committed stays, and is not run again."""
+    seen: list[int] = []
+    store = MemoryStore()
+
+    @step
+    async def note(number: int) -> None:
+        seen.append(number)
+
+    @workflow
+    async def program(ctx: Context) -> None:
+        for number in range(20):
+            if number == 3:
+                ctx.emit("three")
+            await ctx.call(note, number)
+
+    with pytest.raises(ValueError, match="no ears"):
+        await run(program, store=store, run_id="r", on_event=Deaf())
+    assert seen in ([0, 1, 2, 3], [0, 1, 2, 3, 4])
+    await resume("r", store=store, program=program)
+    assert seen == list(range(20))
+
+
+async def test_a_listener_that_breaks_at_the_last_event_is_heard_of() -> None:
+    """The run is finished and on record; the error is raised all the same."""
+    store = MemoryStore()
+
+    @workflow
+    async def program(ctx: Context) -> int:
+        ctx.emit("the end")
+        return 5
+
+    with pytest.raises(ValueError, match="no ears"):
+        await run(program, store=store, run_id="r", on_event=Deaf())
+    assert (await resume("r", store=store, program=program)).value == 5
+
+
+async def test_a_listener_is_a_plain_function() -> None:
+    """Refused before anything starts."""
+
+    async def listens(event: Event) -> None:
+        raise AssertionError(event)
+
+    @workflow
+    async def program(ctx: Context) -> None:
+        raise AssertionError(ctx)
+
+    wrong: Any
+    for wrong in (5, listens):
+        with pytest.raises(InvalidSettingError, match="on_event"):
+            await run(program, on_event=wrong)
