@@ -34,6 +34,7 @@ from .errors import (
 from .history import Position
 from .protocols import Predictor, Verifier
 from .state import State
+from .types import Mode
 from .verifiers import Equal
 
 ParametersT = ParamSpec("ParametersT")
@@ -77,11 +78,14 @@ class Retry:
     it twice. List precise exceptions, such as ``ConnectionRefusedError`` or one of your own."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
+        if type(self.attempts) is not int or self.attempts < 1:
             raise InvalidSettingError("attempts", self.attempts, "an integer >= 1")
         for name in ("wait", "backoff", "max_wait"):
-            if not getattr(self, name) >= 0:
+            if not _is_at_least_zero(getattr(self, name)):
                 raise InvalidSettingError(name, getattr(self, name), "a number >= 0")
+        listed = self.on if isinstance(self.on, tuple) else ()
+        if not listed or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in listed):
+            raise InvalidSettingError("on", self.on, "a tuple of exception classes, for example (TimeoutError,)")
 
     def seconds_before(self, attempt: int) -> float:
         """Wait before try number ``attempt`` (2 is the first that waits)."""
@@ -128,6 +132,10 @@ class Step(Generic[ParametersT, ResultT]):
         money: float = 0.0,
         tokens: float = 0.0,
     ) -> None:
+        if not callable(function) or not hasattr(function, "__qualname__"):
+            raise DefinitionError(
+                f"a step is a function with a name, not {function!r}; write `@step` or `@step(effect=...)` above a def"
+            )
         self.function = function
         self.name = name or f"{function.__module__}:{function.__qualname__}"
         self.effect = effect
@@ -240,6 +248,11 @@ class Step(Generic[ParametersT, ResultT]):
             raise InvalidSettingError("predict", self.predictor, "a predictor object, for example LastValue() or Fn(f)")
         if isinstance(self.verifier, type) or not callable(getattr(self.verifier, "verify", None)):
             raise InvalidSettingError("verify", self.verifier, "a verifier object, for example Predicate(f)")
+        mode = getattr(self.verifier, "mode", None)
+        if not isinstance(mode, Mode):
+            raise InvalidSettingError(
+                "verify", self.verifier, f"a verifier whose mode is a member of specflow.Mode, not {mode!r}"
+            )
         if not isinstance(self.retry, Retry):
             raise InvalidSettingError("retry", self.retry, "a Retry, for example Retry(attempts=3)")
         if self.effect is Effect.BUFFERED and self.state_parameter is not None:
@@ -279,10 +292,12 @@ class Step(Generic[ParametersT, ResultT]):
             raise InvalidSettingError(
                 "where", self.where, f"{wanted}, since {self.name} is{'' if is_async else ' not'} async"
             )
-        if self.timeout is not None and not self.timeout > 0:
+        if self.timeout is not None and not (_is_at_least_zero(self.timeout) and self.timeout > 0):
             raise InvalidSettingError("timeout", self.timeout, "seconds > 0, or None")
+        if self.resource is not None and not isinstance(self.resource, str):
+            raise InvalidSettingError("resource", self.resource, "the name of a resource class, or None")
         for name in ("money", "tokens"):
-            if not getattr(self, name) >= 0:
+            if not _is_at_least_zero(getattr(self, name)):
                 raise InvalidSettingError(name, getattr(self, name), "a number >= 0")
         if self.effect is Effect.BUFFERED and self.predictor is not None:
             raise InvalidSettingError("predict", self.predictor, f"None: the buffered step {self.name} returns None")
@@ -507,16 +522,25 @@ def _told(function: Callable[..., Any]) -> str:
 
 
 def _signature(function: Callable[..., Any], *, skip_first: bool = False) -> tuple[inspect.Signature, dict[type, str]]:
-    """Signature without injected parameters, and which parameter receives which injected type."""
+    """Signature without injected parameters, and which parameter receives which injected type.
+
+    Raises:
+        DefinitionError: a parameter is to be filled in, but with what is not known.
+    """
     signature = inspect.signature(function)
     injected: dict[type, str] = {}
     kept: list[inspect.Parameter] = []
     for index, parameter in enumerate(signature.parameters.values()):
         if skip_first and index == 0:
             continue
-        annotation = _annotation(function, parameter.annotation)
+        annotation = _annotation(function, parameter)
         if annotation in (State, Attempt):
             injected[annotation] = parameter.name
+        elif parameter.default is given:
+            raise DefinitionError(
+                f"parameter {parameter.name} of {_told(function)} has the default `given`, but is annotated "
+                f"{parameter.annotation!r}; annotate it State or Attempt"
+            )
         else:
             kept.append(parameter)
     return signature.replace(parameters=kept), injected
@@ -548,12 +572,19 @@ def _positional(signature: inspect.Signature) -> range:
     return range(least, most + 1)
 
 
-def _annotation(function: Callable[..., Any], annotation: Any) -> Any:
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    annotation = parameter.annotation
     if not isinstance(annotation, str):
         return annotation
     # Only names that could mean an injected type are looked up: other annotations need not exist at run time.
     name = annotation.strip("'\"")
+    if parameter.default is given:  # it is one of them, also where it is imported for type checkers only
+        return {"State": State, "Attempt": Attempt}.get(name.rpartition(".")[2])
     return getattr(function, "__globals__", {}).get(name) if name in ("State", "Attempt") else None
+
+
+def _is_at_least_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 __all__ = [

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from .codec import Box, decode_error, encode, encode_error
@@ -70,9 +71,15 @@ class Outcome:
         return self.error_data
 
     def fresh_error(self) -> BaseException:
-        """A copy of the exception, so that no two programs share one traceback."""
+        """A copy of the exception, so that no two programs share one.
+
+        In the process where it was raised its traceback goes on into the step; what goes on record has none.
+        """
         data = self.encoded_error()
-        return decode_error(data if data is not None else b"")
+        trace = None if self.error is None else self.error.__traceback__
+        while trace is not None and _is_ours(trace.tb_frame):
+            trace = trace.tb_next
+        return decode_error(data if data is not None else b"").with_traceback(trace)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Outcome):
@@ -286,8 +293,8 @@ class Context:
         Raises:
             DefinitionError: ``seconds`` is negative.
         """
-        if not seconds >= 0:
-            raise DefinitionError(f"ctx.sleep needs seconds >= 0, got {seconds!r}")
+        if not isinstance(seconds, int | float) or not seconds >= 0:
+            raise DefinitionError(f"ctx.sleep needs a number of seconds >= 0, got {seconds!r}")
         await Suspend(SleepRequest(self.next_position(), float(seconds)))
 
     @property
@@ -491,6 +498,10 @@ def replay(program: Program, answers: Sequence[Answer]) -> Request | Finished:
     if type(request) is not type(answers[0][2]) or _is_another(request, answers[0][2]):
         return _diverged(answers[0][2], request)
     return program.catch_up(answers)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == __package__
 
 
 def _is_another(made: Any, expected: Any) -> bool:

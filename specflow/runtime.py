@@ -164,6 +164,8 @@ async def run(
     """
     _check(program, args, kwargs)
     _check_settings(store, policy, limits, on_event)
+    if run_id is not None and not isinstance(run_id, str):
+        raise InvalidSettingError("run_id", run_id, "a text, or None for a random one")
     store = store if store is not None else MemoryStore()
     data = encode([[*args], kwargs], f"the arguments of {program.name}")
     record = RunRecord(run_id or uuid.uuid4().hex, program.name, program.fingerprint, data, time.time())
@@ -208,6 +210,7 @@ async def resume(  # noqa: PLR0913 - settings are typed by name
     _check_settings(store, policy, limits, on_event)
     record = store.get_run(run_id)
     if record.status in (RunStatus.COMPLETED, RunStatus.FAILED):
+        _check_resolve(resolve or {}, store.effects(run_id))
         return _recorded_result(record, store)
     program = program if program is not None else load(record.program)
     if not isinstance(program, Workflow | Pipeline):
@@ -741,6 +744,8 @@ class _Run:
         if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
             return await Confined(function(*args, **kwargs))
         if step.where == "process" and function is step.function:
+            # Worker processes import the main module under this name, which classes of their results then have.
+            sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
             name = f"{function.__module__}:{function.__qualname__}"
             limiter = self._ahead_processes if speculative else None
             return await anyio.to_process.run_sync(_call_by_name, name, args, kwargs, cancellable=True, limiter=limiter)

@@ -124,6 +124,10 @@ class Recovered:
     """A person had to decide something before it could go on."""
 
 
+def _no_verdict(step: Step[..., Any], returned: object) -> BackendContractError:
+    return BackendContractError(f"the verifier of {step.name}", f"returned {returned!r}", "it must return a Verdict")
+
+
 def _may_have_happened(row: EffectRecord) -> bool:
     """Has a compensable effect changed the outside world, as far as is known?
 
@@ -906,6 +910,9 @@ class Scheduler:
             failed = Outcome.raised(result, at=self.wall, seconds=outcome.seconds)
             self._answer(world, failed, accesses, judged=mode)
             return
+        if not isinstance(result, Verdict):
+            self._failure = _no_verdict(task.step, result)
+            return
         guessed, _actual = task.judged.fresh() if task.judged is not None else (None, None)
         if result.accepted:
             outcome = Outcome(Box(guessed), at=outcome.at, seconds=outcome.seconds)
@@ -974,12 +981,17 @@ class Scheduler:
         verifier = request.step.verifier
         try:
             verdict = verifier.verify(guess.box.fresh(), outcome.box.fresh())
-        except Exception as error:  # noqa: BLE001 - the user's verifier
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's verifier
             self.ledger.verifier_failed(request.step.name, error)  # the guess may be something it never expected
             return None
         if not isinstance(verdict, Verdict):
+            self._failure = _no_verdict(request.step, verdict)
+            return None
+        if verdict.replaces:
             self._failure = BackendContractError(
-                f"the verifier of {request.step.name}", f"returned {verdict!r}", "it must return a Verdict"
+                f"the verifier of {request.step.name}",
+                "replaces the result",
+                "make its verify() async: only a judge, who sees every result, may put something else in its place",
             )
             return None
         return verifier.mode if verdict.accepted else None
@@ -1230,7 +1242,7 @@ class Scheduler:
                 if not inspect.isawaitable(guesses):
                     self._fork_all(world, request, guesses)
                     return
-            except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
                 self.ledger.predictor_failed(request.step.name, error)
                 return
         if self.ledger.affords(self._policy.budget, None, self.now):
@@ -1258,7 +1270,7 @@ class Scheduler:
         elif not world.dead and isinstance(world.waiting, CallRequest) and world.waiting.position == task.position:
             try:
                 self._fork_all(world, world.waiting, result)
-            except Exception as error:  # noqa: BLE001 - as above
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 self.ledger.predictor_failed(task.step.name, error)
 
     def _fork_all(self, world: World, request: CallRequest, predictions: Iterable[Prediction]) -> None:
@@ -1306,7 +1318,7 @@ class Scheduler:
                 let_go(guesses)
                 return None
             guess = next(iter(guesses), None)
-        except Exception as error:  # noqa: BLE001 - as above
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             self.ledger.predictor_failed(step.name, error)
             return None
         if guess is not None:
@@ -1981,7 +1993,7 @@ class Scheduler:
             call = Call(name, tuple(args), kwargs, request.position, recent, Trail(record.previous, strand))
         try:
             observe(call, outcome.box.fresh())
-        except Exception as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a predictor that fails costs its guess, nothing else
             self.ledger.predictor_failed(request.step.name, error)
 
     # ------------------------------------------------------------------------------------------------------------- end

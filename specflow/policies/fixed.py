@@ -36,7 +36,7 @@ class Fixed(Reach):
         effects: Collection[Effect] = RUN_AHEAD,
         budget: Budget = UNLIMITED,
     ) -> None:
-        if num_draft < 0:
+        if type(num_draft) is not int or num_draft < 0:
             raise InvalidSettingError("num_draft", num_draft, "an integer >= 0")
         super().__init__(depth=num_draft, width=width, effects=effects, budget=budget)
         self._num_draft = num_draft

@@ -155,6 +155,7 @@ class Deaf:
         self.calls = 0
 
     def __call__(self, event: Event) -> None:
+        """Break."""
         self.calls += 1
         raise ValueError(f"no ears for {event}")
 
