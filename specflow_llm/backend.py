@@ -9,6 +9,8 @@ position, so it has nothing to roll back.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -168,13 +170,27 @@ class DecodingBackend:
         return DraftRequest(row.row_id, row.token_ids, limit, row.sampler, row.features.view(), self._may_branch(row))
 
     def _check(self, proposal: Proposal, row: Row) -> None:
+        name = f"drafter {self._drafter.name if self._drafter else ''}"
+        if not isinstance(proposal, Proposal):
+            raise BackendContractError(name, f"proposed {proposal!r}", "return a Proposal, Proposal([]) for no guess")
         token_ids, probs = proposal.token_ids, proposal.probs
+        try:
+            all(map(operator.index, token_ids))
+        except TypeError:
+            remedy = "tokens are ids of the vocabulary, integers"
+            raise BackendContractError(name, f"proposed {list(token_ids)!r}", remedy) from None
+        if proposal.survival is not None and not all(map(math.isfinite, proposal.survival)):
+            raise BackendContractError(
+                name,
+                f"estimates survival as {list(proposal.survival)!r}",
+                "give probabilities, or None for no estimates; a trained drafter that does this has lost its weights",
+            )
         expected = (len(token_ids), self._target.architecture.vocab_size)
         if self._drafter is not None:
             check_shape(self._drafter, proposal, may_branch=self._may_branch(row))
         if probs is not None and tuple(probs.shape) != expected:
             raise BackendContractError(
-                f"drafter {self._drafter.name if self._drafter else ''}",
+                name,
                 f"gave probabilities of shape {tuple(probs.shape)} for {len(token_ids)} tokens",
                 f"the tensor each token was sampled from must have shape {expected}",
             )

@@ -24,7 +24,7 @@ from .backend import DecodingBackend, Row
 from .config import SamplingParams, Verification
 from .detokenizer import Decoder, Detokenizer
 from .drafters.base import Drafter, RowId
-from .errors import ContextLengthError, EngineBusyError, PromptError
+from .errors import ContextLengthError, EngineBusyError, PromptError, require
 from .metrics import MetricsBuilder, RequestMetrics
 from .sampling import RowSampler, Rule, TokenLogprob
 from .stopping import FinishReason, Stop, Stopper
@@ -87,7 +87,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """Generated ids, the stopping token included."""
     text: str
-    """Generated text, without the stop string. Empty without a tokenizer."""
+    """Generated text, without the stop string: what the tokenizer makes of these ids alone, so a tokenizer that writes
+    no space at the beginning of a text writes none here. Empty without a tokenizer."""
     finish_reason: str
     """``stop``, ``length``, ``deadline`` or ``cancelled``."""
     stop_detail: int | str | None
@@ -132,6 +133,11 @@ class EngineConfig:
     verification: Verification = "auto"
     max_batch_size: int = 32
     """Most requests decoded together; the rest wait."""
+
+    def __post_init__(self) -> None:
+        """Validate what would make an engine wait for ever."""
+        size = self.max_batch_size
+        require(type(size) is int and size >= 1, "max_batch_size", size, "an integer >= 1")
 
 
 class Engine:
@@ -339,10 +345,10 @@ class Engine:
         for item in list(self._waiting):
             if item.row.row_id == request_id:
                 self._waiting.remove(item)
-        if any(row.row_id == request_id for row in self._backend.rows):
-            self._backend.remove(request_id)
         self._deadlines.pop(request_id, None)
         self._cancelled.discard(request_id)
+        if any(row.row_id == request_id for row in self._backend.rows):
+            self._backend.remove(request_id)
 
     def _admit(self) -> None:
         while self._waiting and len(self._backend.rows) < self._config.max_batch_size:
@@ -396,8 +402,8 @@ class Engine:
             self._drop(row)
 
     def _drop(self, row: Row) -> None:
-        self._backend.remove(row.row_id)
         self._deadlines.pop(row.row_id, None)
+        self._backend.remove(row.row_id)
 
     def _completion(self, row: Row, stop: Stop) -> Completion:
         return Completion(

@@ -26,6 +26,7 @@ from .packing import can_pack, pack_linears, supports_bfloat16
 DEMO_MODEL = "smollm2-135m-instruct"
 
 _LOADING = threading.Lock()
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spiece.model", "vocab.json")
 """Held while transformers builds a model. It replaces a class method meanwhile; two threads that overlap leave the
 replacement behind, and every later model of the process comes without its tied weights."""
 
@@ -182,6 +183,8 @@ def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:
             if not path.is_file():
                 raise ModelNotFoundError(source, "there is no such file", "check the path")
             return load_gguf(path, dtype)
+        if (path.is_absolute() or source.startswith((".", "~"))) and not path.is_dir():
+            raise ModelNotFoundError(source, "there is no such folder", "check the path")
         with _LOADING:
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
@@ -210,11 +213,47 @@ def _load_tokenizer(tokenizer: Any, source: str | None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        if tokenizer == "auto":
+        if tokenizer == "auto" and not _has_tokenizer(place, error):
             return None  # a checkpoint without a tokenizer: ids in, ids out
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
-            tokenizer, "no tokenizer could be loaded", "check the path or pass tokenizer=None"
+            str(place),
+            f"its tokenizer could not be loaded ({reason})",
+            "mend it, install what it needs, or pass tokenizer=None to work with token ids",
         ) from error
+
+
+def _has_tokenizer(place: str | None, error: Exception) -> bool:
+    """Whether there is a tokenizer that only could not be loaded."""
+    if isinstance(error, ImportError):
+        return True
+    return place is not None and any((Path(place) / name).is_file() for name in _TOKENIZER_FILES)
+
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({},),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+}
+"""What transformers' generate() takes from a model's generation_config also when it decodes greedily, and with which
+values, beside None, it does nothing."""
+
+
+def ignored_generation_settings(model: PreTrainedModel) -> str:
+    """What a model's generation_config would do to greedy output, in words; empty for nothing."""
+    config = model.generation_config
+    found = {name: getattr(config, name, None) for name in _NEUTRAL}
+    told = [f"{name}={value}" for name, value in found.items() if value is not None and value not in _NEUTRAL[name]]
+    return ", ".join(told)
 
 
 def load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:

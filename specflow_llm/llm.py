@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ from .config import SamplingParams, Speculation
 from .drafters import Drafter, TargetFacts, build_drafter
 from .drafters.base import BranchingDrafter, RowId
 from .engine import Completion, Engine, EngineConfig, Update
-from .errors import PromptError
-from .hub import DEMO_MODEL, load_model
+from .errors import PromptError, require
+from .hub import DEMO_MODEL, ignored_generation_settings, load_model
 from .profile import measure_round_costs
 from .selfcheck import build_target
 from .target import DEFAULT_PREFILL_CHUNK, Target
@@ -94,7 +95,8 @@ class LLM:
         notify: told about loading steps that take long.
 
     Raises:
-        ModelNotFoundError: there is no such model.
+        InvalidSettingError: a setting has a value that cannot work.
+        ModelNotFoundError: there is no such model, or its tokenizer cannot be loaded.
         UnsupportedModelError: the model cannot be decoded exactly here.
         DrafterError: the drafter cannot serve this target.
     """
@@ -114,6 +116,12 @@ class LLM:
         observers: Sequence[Observer] = (),
         notify: Callable[[str], None] = lambda _message: None,
     ) -> None:
+        require(
+            speculation is None or isinstance(speculation, Speculation),
+            "speculation", speculation, "a Speculation, for example Speculation(drafter='ngram'), or None",
+        )  # fmt: skip
+        for setting, number in (("max_batch_size", max_batch_size), ("prefill_chunk", prefill_chunk)):
+            require(type(number) is int and number >= 1, setting, number, "an integer >= 1")
         loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, pack=pack, notify=notify)
         self.name = loaded.name
         self.model = loaded.model
@@ -123,6 +131,9 @@ class LLM:
         self.prefill_chunk = prefill_chunk
         self.checks_model = check_model
         self.eos_token_ids = _eos_token_ids(loaded.model, loaded.tokenizer)
+        ignored = ignored_generation_settings(loaded.model)
+        if ignored:
+            notify(f"the model's generation_config asks for {ignored}; here SamplingParams alone decide")
         architecture = inspect_model(loaded.model)
         self._speculation = speculation
         self._inbox: dict[RowId, list[Update]] = {}
@@ -248,9 +259,10 @@ class LLM:
         return updates
 
     def _forget(self, requests: Sequence[RowId]) -> None:
-        for request in requests:
-            self._inbox.pop(request, None)
-            self.engine.withdraw(request)
+        with contextlib.ExitStack() as stack:  # all of them, whatever one of them raises
+            for request in requests:
+                self._inbox.pop(request, None)
+                stack.callback(self.engine.withdraw, request)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation through the model's chat template."""

@@ -6,6 +6,7 @@ So a table says what it was fitted on, belongs to one checkpoint, and is applied
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -30,6 +31,8 @@ _WHOLE = 256 * 2**20
 """Files up to this many bytes are hashed whole."""
 _PIECE = 2**20
 _PIECES = 64
+_TRAINING_STATE = "training.pt"
+"""Where training goes on from: optimiser and all; not weights that are drafted with."""
 _REMEDY = "run `specflow-llm calibrate` for this checkpoint, or delete the file to use raw confidences"
 
 
@@ -229,6 +232,9 @@ class CalibratedDrafter(Protocol):
 def fingerprint(folder: str | os.PathLike[str]) -> str:
     """What tells one checkpoint's weights and configuration from another's: a SHA-256 in hexadecimal.
 
+    How a drafter was trained is not part of its configuration, and the state that training goes on from not of its
+    weights: writing the same drafter again changes nothing.
+
     Files are hashed whole up to 256 MiB; of larger ones their size and 64 pieces of 1 MiB. That tells retrained
     weights apart, in a second; it is no protection against somebody who wants to deceive.
 
@@ -239,16 +245,39 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
         CheckpointError: there are no weights.
     """
     place = Path(folder)
-    names = ("config.json", "*.safetensors", "*.bin", "*.pt")
-    files = [place] if place.is_file() else sorted({path for name in names for path in place.glob(name)})
-    if not any(path.name != "config.json" for path in files):
+    files = [place] if place.is_file() else _weights(place)
+    if not files:
         raise CheckpointError(place, "it holds no weights", "give the folder of a saved drafter")
     digest = hashlib.sha256()
+    if place.is_dir():
+        digest.update(_configuration(place / "config.json"))
     for path in files:
         digest.update(f"{path.name if place.is_dir() else ''}\0{path.stat().st_size}\0".encode())
         for piece in _pieces(path):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Files of weights; where there are safetensors, other formats are copies of them, or something else."""
+    for names in (("*.safetensors",), ("*.bin", "*.pt")):
+        found = sorted(path for name in names for path in folder.glob(name) if path.name != _TRAINING_STATE)
+        if found:
+            return found
+    return []
+
+
+def _configuration(path: Path) -> bytes:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    with contextlib.suppress(ValueError):
+        values = json.loads(text)
+        if isinstance(values, dict):
+            values.pop("trained", None)
+            return json.dumps(values, sort_keys=True).encode()
+    return text
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -43,7 +43,9 @@ def calibrate(  # noqa: PLR0913 - one argument per option
     method: Annotated[
         str, typer.Option(help="platt (a temperature and a shift per position) or temperature (the paper's).")
     ] = "platt",
-    fraction: Annotated[float, typer.Option(help="Of the requests, to fit on; the others test.")] = 0.5,
+    fraction: Annotated[
+        float, typer.Option(min=0.05, max=0.95, help="Of the requests, to fit on; the others test.")
+    ] = 0.5,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,

@@ -14,6 +14,7 @@ from rich.console import Console
 from ..config import Verification
 from ..display import console, counting
 from . import options
+from .places import folder_for
 
 if TYPE_CHECKING:
     from ..bench.measure import Progress
@@ -86,6 +87,8 @@ def evaluate(  # noqa: PLR0913 - one argument per option
     from ..evaluation.settings import find_prompts  # noqa: PLC0415 - loads torch
     from ..hub import DEMO_MODEL  # noqa: PLC0415 - loads torch
 
+    if out is not None:
+        folder_for(out)
     report = run_shown(
         EvaluationSettings(
             target=target or DEMO_MODEL,

@@ -9,6 +9,7 @@ import typer
 
 from ..display import console, loading, plain_table
 from . import options
+from .places import file_for
 from .simulate import numbers
 
 
@@ -33,6 +34,7 @@ def profile(  # noqa: PLR0913 - one argument per option
     from .session import open_llm  # noqa: PLC0415 - loads torch
 
     batches = numbers(batch, "--batch")
+    file_for(out)
     notes = console(stderr=True)
     setting = (
         None

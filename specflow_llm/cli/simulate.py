@@ -10,6 +10,7 @@ import typer
 
 from ..display import console
 from . import options
+from .places import file_for
 
 
 def simulate(
@@ -29,11 +30,14 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay recorded rounds under measured costs: throughput of each policy at each load. No model is run."""
+    from ..pictures import new_figure  # noqa: PLC0415 - with the rest
     from ..profile import load_profile  # noqa: PLC0415 - loads torch
     from ..records import read_rounds  # noqa: PLC0415 - with it
     from ..simulate import DEFAULT_POLICIES, save_plot, tables  # noqa: PLC0415 - loads torch
     from ..simulate import simulate as run  # noqa: PLC0415 - loads torch
 
+    if plot is not None:
+        new_figure(file_for(plot), (1, 1))  # refuses what could not be drawn in the end
     names = DEFAULT_POLICIES if policy is None else tuple(word.strip() for word in policy.split(",") if word.strip())
     found = run(read_rounds(record), load_profile(costs), policies=names, concurrency=numbers(concurrency))
     if as_json:

@@ -54,9 +54,9 @@ class LossWeights:
         """Validate every field."""
         for name in ("ce", "kl", "tv", "confidence"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0.0):
                 raise InvalidSettingError(name, value, "a number >= 0")
-        if not self.decay > 0.0:
+        if not (isinstance(self.decay, int | float) and self.decay > 0.0):
             raise InvalidSettingError("decay", self.decay, "a number > 0")
 
     def of_terms(self, like: torch.Tensor) -> torch.Tensor:

@@ -46,12 +46,16 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         """Validate every field."""
-        for name in ("num_samples", "max_prompt_tokens", "max_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidSettingError(name, getattr(self, name), "an integer >= 1")
-        if not self.temperatures or min(self.temperatures) < 0.0:
+        for name, least in (("num_samples", 1), ("max_prompt_tokens", 1), ("max_answer_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise InvalidSettingError(name, value, f"an integer >= {least}")
+        listed = self.temperatures if isinstance(self.temperatures, list | tuple) else ()
+        if not listed or not all(isinstance(value, int | float) and value >= 0.0 for value in listed):
             raise InvalidSettingError("temperatures", self.temperatures, "one or more numbers >= 0")
-        if not 0.0 <= self.opened_fraction <= 1.0:
+        if not (isinstance(self.prompt_temperature, int | float) and self.prompt_temperature >= 0.0):
+            raise InvalidSettingError("prompt_temperature", self.prompt_temperature, "a number >= 0")
+        if not isinstance(self.opened_fraction, int | float) or not 0.0 <= self.opened_fraction <= 1.0:
             raise InvalidSettingError("opened_fraction", self.opened_fraction, "a fraction in [0, 1]")
 
 

@@ -65,10 +65,11 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Validate every field."""
-        for name in ("batch_size", "num_anchors", "loss_chunk", "checkpoint_steps", "report_steps"):
+        self._check_types()
+        for name in ("batch_size", "num_anchors", "loss_chunk", "checkpoint_steps", "report_steps", "seed"):
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise InvalidSettingError(name, value, "an integer >= 1")
+            if not (isinstance(value, int) and value >= (name != "seed")):
+                raise InvalidSettingError(name, value, f"an integer >= {int(name != 'seed')}")
         for name in ("epochs", "learning_rate", "markov_rate", "grad_clip"):
             if not getattr(self, name) > 0.0:
                 raise InvalidSettingError(name, getattr(self, name), "a number > 0")
@@ -84,6 +85,15 @@ class TrainSettings:
         ):
             if not fits:
                 raise InvalidSettingError(name, getattr(self, name), wanted)
+
+    def _check_types(self) -> None:
+        numbers = [entry.name for entry in fields(self) if entry.name not in ("loss", "precision", "short_blocks")]
+        for name in [*numbers, *(["short_blocks"] if self.short_blocks is not None else [])]:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidSettingError(name, value, "a finite number")
+        if not isinstance(self.loss, LossWeights):
+            raise InvalidSettingError("loss", self.loss, "weights by term, for example {'ce': 0.1}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -102,6 +112,10 @@ class TrainSettings:
             raise InvalidSettingError("training settings", unknown, f"no fields but {', '.join(sorted(known))}")
         given = dict(values)
         if isinstance(given.get("loss"), Mapping):
+            terms = {entry.name for entry in fields(LossWeights)}
+            unknown = sorted(set(given["loss"]) - terms)
+            if unknown:
+                raise InvalidSettingError("loss", unknown, f"no terms but {', '.join(sorted(terms))}")
             given["loss"] = LossWeights(**given["loss"])
         return cls(**given)
 
@@ -135,8 +149,10 @@ def read_settings(path: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path} cannot be read ({error})", "give a JSON file") from error
-    if not isinstance(found, dict) or set(found) - {"data", "drafter", "training"}:
+    wanted = {"data", "drafter", "training"}
+    if not isinstance(found, dict) or set(found) - wanted or not all(isinstance(part, dict) for part in found.values()):
         raise TrainingError(
-            f"{path} does not hold training settings", "give an object with 'data', 'drafter' and 'training'"
+            f"{path} does not hold training settings",
+            "give an object with the objects 'data', 'drafter' and 'training'",
         )
     return found

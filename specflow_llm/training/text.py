@@ -22,6 +22,7 @@ from ..errors import TrainingError
 from ..llm import LLM
 from .plan import TrainingPlan
 from .samples import OPENERS, ChatShape, Sample, plain_ids, read_entries, read_samples
+from .trainer import STATE_FILE
 from .world import World
 from .writer import KeptFeatures, SampleMaker, Tried
 
@@ -116,7 +117,9 @@ class TextStage:
             if any(max(sample.token_ids) >= self._architecture.vocab_size for sample in samples):
                 raise TrainingError(f"{path} holds token ids that this target does not know", "make the text anew")
             found.update({sample.index: sample for sample in samples})
-        chosen = [found[index] for index in sorted(found)]
+        # More may lie there: text that was made for a plan with more conversations.
+        most = len(found) if self._plan.samples else self._plan.data.num_samples
+        chosen = [found[index] for index in sorted(found) if self._plan.samples or index < most]
         return [sample for sample in chosen if len(sample.token_ids) - sample.first_own >= _LEAST_ANSWER]
 
     # --- Making -------------------------------------------------------------------------------------------------------
@@ -149,6 +152,11 @@ class TextStage:
         entries = {index: sample for found in there.values() for index, sample in found.items() if index in mine}
         if len(entries) == len(mine):
             return
+        if (plan.out / STATE_FILE).exists() and world.is_first:
+            raise TrainingError(
+                f"training in {plan.out} has begun on the text that is there, which more text would change",
+                "use another --out folder with --text for this text, or --start-from this drafter",
+            )
         shape = ChatShape.of(self._llm.tokenizer) if prompts is None else None
         features = keep(self._most_tokens(wanted, prompts, shape))
         maker = SampleMaker(self._llm, plan.data, prompts=prompts, features=features, part=(world.rank, world.size))

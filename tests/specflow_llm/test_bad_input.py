@@ -1,0 +1,251 @@
+"""What cannot work is refused before work starts, names what was wrong, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from specflow.errors import BackendContractError, InvalidSettingError
+from specflow.policies import Fixed
+from specflow_llm import LLM, ModelNotFoundError, SamplingParams, Speculation
+from specflow_llm.calibration.table import fingerprint
+from specflow_llm.cli import app
+from specflow_llm.drafters import DrafterBase, DraftRequest, Proposal
+from specflow_llm.drafters.base import RowId
+from specflow_llm.engine import EngineConfig
+from specflow_llm.errors import TrainingError
+from specflow_llm.training.objective import LossWeights
+from specflow_llm.training.plan import TrainingPlan
+from specflow_llm.training.samples import SampleSettings
+from specflow_llm.training.settings import TrainSettings, read_settings
+from specflow_llm.training.text import TextStage
+from specflow_llm.training.world import World
+from tests.specflow_llm.chat import SETTINGS, llm
+from tests.specflow_llm.models import generate, tiny_model
+from tests.specflow_llm.tokenizers import byte_level_bpe
+
+# ----------------------------------------------------------------------------------------------------- settings of LLM
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prefill_chunk": -3},  # would run no prompt at all
+        {"prefill_chunk": 0},
+        {"prefill_chunk": 2.5},
+        {"max_batch_size": 0},  # would wait for ever
+        {"max_batch_size": True},
+        {"speculation": "ngram"},
+    ],
+)
+def test_settings_of_an_llm_are_checked(settings: Mapping[str, Any]) -> None:
+    """By name, before the model is looked at."""
+    with pytest.raises(InvalidSettingError, match=next(iter(settings))):
+        LLM(tiny_model(), **settings)
+
+
+def test_an_engine_that_could_serve_nobody_is_refused() -> None:
+    """An engine may be built without an LLM."""
+    with pytest.raises(InvalidSettingError, match="max_batch_size"):
+        EngineConfig(max_batch_size=-1)
+
+
+def test_a_broken_tokenizer_is_not_taken_for_none(tmp_path: Path) -> None:
+    """The reason is told where the model is loaded; ids can be worked with all the same."""
+    tiny_model().save_pretrained(tmp_path)
+    byte_level_bpe().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"broken', encoding="utf-8")
+    with pytest.raises(ModelNotFoundError, match="tokenizer could not be loaded"):
+        LLM(tmp_path)
+    assert LLM(tmp_path, tokenizer=None, check_model=False).tokenizer is None
+
+
+def test_a_folder_that_is_not_there_is_called_a_folder(tmp_path: Path) -> None:
+    """Not a hub id of a wrong form."""
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        LLM(tmp_path / "nothing")
+
+
+def test_penalties_of_a_model_are_told_and_not_applied() -> None:
+    """``generate`` applies them to greedy output, too; here ``SamplingParams`` decide, and loading says so."""
+    model = copy.deepcopy(tiny_model())
+    assert model.generation_config is not None
+    model.generation_config.repetition_penalty = 1.3
+    model.generation_config.suppress_tokens = [3]
+    told: list[str] = []
+    (done,) = LLM(model, check_model=False, notify=told.append).generate([1, 2], SamplingParams(max_tokens=8))
+    assert [line for line in told if "repetition_penalty=1.3, suppress_tokens=[3]" in line]
+    assert list(done.token_ids) == generate(tiny_model(), [1, 2], 8)
+    told.clear()
+    LLM(tiny_model(), check_model=False, notify=told.append)
+    assert not [line for line in told if "generation_config" in line]
+
+
+# ------------------------------------------------------------------------------------------------------------- drafters
+
+
+class Proposes(DrafterBase):
+    """Always the same."""
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """What it was made with."""
+        return [self._what] * len(requests)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "fixed"])
+@pytest.mark.parametrize(
+    "what",
+    [None, Proposal(["a"]), Proposal([1, 2], survival=[0.5, math.nan]), Proposal([1], survival=[math.inf])],  # type: ignore[list-item]
+)
+def test_a_drafter_that_breaks_its_contract_is_named(what: Any, policy: str) -> None:
+    """Under every policy alike, whatever the policy would do with a number that is none."""
+    speculation = Speculation(drafter=Proposes(what), policy=policy)
+    decoder = LLM(tiny_model(), check_model=False, speculation=speculation)
+    with pytest.raises(BackendContractError, match="drafter Proposes"):
+        decoder.generate([1, 2], SamplingParams(max_tokens=30))
+    assert decoder.engine.num_unfinished == 0
+
+
+class Sticky(DrafterBase):
+    """Cannot let go."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """One token each."""
+        return [Proposal([1] * min(1, request.limit)) for request in requests]
+
+    def release(self, row: RowId) -> None:
+        """Fail."""
+        raise RuntimeError(f"still holding {row}")
+
+
+def test_a_drafter_that_fails_to_release_leaves_no_request_behind() -> None:
+    """The error is raised, and every request of the call is gone; later calls do not decode them along."""
+    speculation = Speculation(drafter=Sticky(), policy=Fixed(1))
+    decoder = LLM(tiny_model(), check_model=False, speculation=speculation)
+    with pytest.raises(RuntimeError, match="still holding"):
+        decoder.generate([[1], [2], [3], [4]], SamplingParams(max_tokens=9))
+    assert decoder.engine.num_unfinished == 0
+    assert not decoder._inbox
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+WRONG: Sequence[tuple[type, Mapping[str, Any], str]] = [
+    (TrainSettings, {"epochs": "4"}, "epochs"),
+    (TrainSettings, {"epochs": math.inf}, "epochs"),
+    (TrainSettings, {"loss": 3}, "loss"),
+    (TrainSettings, {"batch_size": True}, "batch_size"),
+    (TrainSettings, {"seed": 1.5}, "seed"),
+    (LossWeights, {"ce": "1"}, "ce"),
+    (LossWeights, {"decay": None}, "decay"),
+    (SampleSettings, {"num_samples": 4.5}, "num_samples"),
+    (SampleSettings, {"temperatures": 1.0}, "temperatures"),
+    (SampleSettings, {"opened_fraction": "half"}, "opened_fraction"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "name"), WRONG)
+def test_training_settings_of_wrong_types_are_named(kind: Any, values: Mapping[str, Any], name: str) -> None:
+    """As they come from a file; before any text is made."""
+    with pytest.raises(InvalidSettingError, match=name):
+        kind(**values)
+
+
+def test_unknown_loss_terms_are_named() -> None:
+    """And those there are."""
+    with pytest.raises(InvalidSettingError, match=r"foo.*confidence"):
+        TrainSettings.from_dict({"loss": {"foo": 1}})
+
+
+@pytest.mark.parametrize("text", ['{"training": [1]}', '{"data": "abc"}', '{"drafter": [1]}', "[]", '{"more": {}}'])
+def test_a_settings_file_holds_objects(tmp_path: Path, text: str) -> None:
+    """By section."""
+    path = tmp_path / "set.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TrainingError, match="objects"):
+        read_settings(path)
+
+
+def test_more_text_is_refused_before_it_is_made_where_training_has_begun(tmp_path: Path) -> None:
+    """Otherwise hours of text would be made for nothing, and the first command would not go on any more."""
+
+    def stage(num_samples: int) -> TextStage:
+        data = dataclasses.replace(SETTINGS, opened_fraction=0.0, num_samples=num_samples)
+        return TextStage(llm(), TrainingPlan(out=tmp_path, data=data), World())
+
+    stage(6).make()
+    few = stage(6).read()
+    (tmp_path / "training.pt").write_bytes(b"whatever")
+    before = (tmp_path / "samples.jsonl").read_bytes()
+    with pytest.raises(TrainingError, match="has begun"):
+        stage(9).make()
+    assert (tmp_path / "samples.jsonl").read_bytes() == before
+    stage(6).make()  # nothing to do
+    (tmp_path / "training.pt").unlink()
+    stage(9).make()
+    assert len(stage(9).read().samples) > len(few.samples)
+    assert stage(6).read() == few  # what lies beyond a plan's number is not part of its text
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_drafter_written_again_is_the_same_drafter(tmp_path: Path) -> None:
+    """When and how it was trained, and the state that training goes on from, are not what a calibration depends on."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    config = {"format": "specflow-dspark", "config": {"block_size": 7}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "trained": {"date": "Monday"}}), encoding="utf-8")
+    (tmp_path / "training.pt").write_bytes(b"step 100")
+    before = fingerprint(tmp_path)
+    (tmp_path / "training.pt").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "trained": {"date": "Tuesday"}}, indent=1), "utf-8")
+    assert fingerprint(tmp_path) == before
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a copy")
+    assert fingerprint(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"WEIGHTS")
+    changed = fingerprint(tmp_path)
+    config["config"] = {"block_size": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert len({before, changed, fingerprint(tmp_path)}) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["evaluate", "--target", "no-model", "--out", "{file}/x"], "cannot be written"),
+        (["profile", "{file}/x.json", "--model", "no-model"], "cannot be written"),
+        (["profile", "{folder}", "--model", "no-model"], "it is a folder"),
+        (["simulate", "no-record", "--costs", "no-costs", "--plot", "{file}/x.png"], "cannot be written"),
+        (["simulate", "no-record", "--costs", "no-costs", "--plot", "{folder}/x.foo"], "a suffix among"),
+    ],
+)
+def test_where_results_go_is_made_sure_of_first(tmp_path: Path, arguments: Sequence[str], named: str) -> None:
+    """Before models and records, which are not even there, are asked for."""
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    places = {"file": str(file), "folder": str(tmp_path)}
+    result = CliRunner().invoke(app, [word.format(**places) for word in arguments])
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())
+
+
+def test_a_share_of_requests_is_a_share() -> None:
+    """Refused by the command line, not after decoding."""
+    result = CliRunner().invoke(app, ["calibrate", "--drafter", "nowhere", "--fraction", "7"])
+    assert result.exit_code == 2
+    assert "fraction" in result.output
