@@ -230,8 +230,8 @@ def test_a_drafter_written_again_is_the_same_drafter(tmp_path: Path) -> None:
         (["evaluate", "--target", "no-model", "--out", "{file}/x"], "cannot be written"),
         (["profile", "{file}/x.json", "--model", "no-model"], "cannot be written"),
         (["profile", "{folder}", "--model", "no-model"], "it is a folder"),
-        (["simulate", "no-record", "--costs", "no-costs", "--plot", "{file}/x.png"], "cannot be written"),
-        (["simulate", "no-record", "--costs", "no-costs", "--plot", "{folder}/x.foo"], "a suffix among"),
+        (["simulate", "--record", "none", "--costs", "none", "--plot", "{file}/x.png"], "cannot be written"),
+        (["simulate", "--record", "none", "--costs", "none", "--plot", "{folder}/x.foo"], "a suffix among"),
     ],
 )
 def test_where_results_go_is_made_sure_of_first(tmp_path: Path, arguments: Sequence[str], named: str) -> None:
