@@ -84,7 +84,7 @@ class Retry:
             if not _is_at_least_zero(getattr(self, name)):
                 raise InvalidSettingError(name, getattr(self, name), "a number >= 0")
         listed = self.on if isinstance(self.on, tuple) else ()
-        if not listed or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in listed):
+        if not listed or not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in listed):
             raise InvalidSettingError("on", self.on, "a tuple of exception classes, for example (TimeoutError,)")
 
     def seconds_before(self, attempt: int) -> float:
@@ -132,7 +132,7 @@ class Step(Generic[ParametersT, ResultT]):
         money: float = 0.0,
         tokens: float = 0.0,
     ) -> None:
-        if not callable(function) or not hasattr(function, "__qualname__"):
+        if not callable(function) or getattr(function, "__qualname__", None) is None:
             raise DefinitionError(
                 f"a step is a function with a name, not {function!r}; write `@step` or `@step(effect=...)` above a def"
             )
@@ -536,7 +536,7 @@ def _signature(function: Callable[..., Any], *, skip_first: bool = False) -> tup
         annotation = _annotation(function, parameter)
         if annotation in (State, Attempt):
             injected[annotation] = parameter.name
-        elif parameter.default is given:
+        elif parameter.default is given and not skip_first:  # a workflow has its context to ask
             raise DefinitionError(
                 f"parameter {parameter.name} of {_told(function)} has the default `given`, but is annotated "
                 f"{parameter.annotation!r}; annotate it State or Attempt"

@@ -9,6 +9,8 @@ _MAX_STEPS = 60
 """Most steps to a quantile: enough to find it by bisection alone."""
 _CLOSE = 1e-14
 """A step as short as this ends the search."""
+_LEAST = 1e-12
+"""The distribution function is not known to a smaller probability than this."""
 _MAX_TERMS = 10_000
 """Most terms of the continued fraction. It takes about the square root of the larger parameter."""
 _PRECISION = 1e-16
@@ -71,12 +73,13 @@ def beta_quantile(probability: float, alpha: float, beta: float) -> float:
     policy asks for the same one until it learns something.
 
     Args:
-        probability: in [0, 1].
+        probability: in [0, 1]; between 0 and 1e-12 it counts as 1e-12, since the distribution is not known better.
         alpha: first shape parameter, > 0.
         beta: second shape parameter, > 0.
     """
     if probability <= 0.0:
         return 0.0
+    probability = max(probability, _LEAST)
     if probability >= 1.0:
         return 1.0
     log_scale = math.lgamma(alpha + beta) - math.lgamma(alpha) - math.lgamma(beta)

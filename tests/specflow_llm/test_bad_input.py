@@ -171,7 +171,7 @@ def test_unknown_loss_terms_are_named() -> None:
 
 @pytest.mark.parametrize("text", ['{"training": [1]}', '{"data": "abc"}', '{"drafter": [1]}', "[]", '{"more": {}}'])
 def test_a_settings_file_holds_objects(tmp_path: Path, text: str) -> None:
-    """By section."""
+    """One object for each section that is there, and no other section."""
     path = tmp_path / "set.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TrainingError, match="objects"):
