@@ -16,7 +16,7 @@ _BEGUN = frozenset({EffectStatus.SENT, EffectStatus.UNKNOWN, EffectStatus.ACKED,
 
 
 class Unreached:
-    """Those effects, by position.
+    """Those effects, in program order.
 
     Args:
         rows: of the outbox, as the store knew them.
@@ -36,12 +36,12 @@ class Unreached:
     ) -> None:
         self._is_final = is_final
         self._is_used = is_used
-        begun = {row.position: row for row in rows if row.tries > 0 and row.status in _BEGUN}
-        self._rows: dict[Position, EffectRecord] = {}
+        begun = [row for row in rows if row.tries > 0 and row.status in _BEGUN]
+        self._rows: list[EffectRecord] = []
         self._forks: set[Position] = set()
         if begun:
             made = {entry.position for entry in entries if entry.kind is EntryKind.CALL}
-            self._rows = {position: row for position, row in begun.items() if position not in made}
+            self._rows = sorted((row for row in begun if row.position not in made), key=lambda row: row.position)
             self._forks = {entry.position for entry in entries if entry.kind is EntryKind.FORK}
 
     def passed_by_call(self, position: Position, step: str) -> DivergenceError | None:
@@ -71,22 +71,25 @@ class Unreached:
         return self._passed(None, "the end", None)
 
     def _passed(self, position: Position | None, made: str, step: str | None) -> DivergenceError | None:
-        for begun, row in sorted(self._rows.items()):
-            if self._is_used(row.key) or (position is not None and not self._is_passed(begun, row, position, step)):
+        for row in self._rows:
+            if self._is_used(row.key) or (position is not None and not self._is_passed(row, position, step)):
                 continue
             is_final = self._is_final(row.step)
             if is_final or (is_final is None and position is not None):
                 recorded = f"a call of {row.step} that was begun before a crash and may have had its effect"
-                where = "" if position in (None, begun) else f" at {format_position(position or ())}"
-                return DivergenceError(format_position(begun), recorded, f"{made}{where}")
+                where = "" if position in (None, row.position) else f" at {format_position(position or ())}"
+                return DivergenceError(format_position(row.position), recorded, f"{made}{where}")
         return None
 
-    def _is_passed(self, begun: Position, row: EffectRecord, position: Position, step: str | None) -> bool:
-        """Whether a program that asks for something at a position cannot come to ``begun`` any more."""
+    def _is_passed(self, row: EffectRecord, position: Position, step: str | None) -> bool:
+        """Whether a program that asks for something at a position cannot come to the row's any more."""
+        begun = row.position
         if begun == position:
             return step != row.step
         if begun[: len(position)] == position:
             return step is not None  # a call of a step has nothing inside; parallel calls have
+        if position[: len(begun)] == begun:
+            return True  # inside something that stands where the call was
         common = next(place for place, (one, other) in enumerate(zip(begun, position, strict=False)) if one != other)
         return begun[common] < position[common] and begun[:common] not in self._forks
 

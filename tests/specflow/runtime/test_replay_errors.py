@@ -532,6 +532,12 @@ async def charging_by_another_name(ctx: Context) -> Any:
 
 
 @workflow
+async def charging_further_inside(ctx: Context) -> Any:
+    """The charge was put into a workflow of its own, which is called where it was."""
+    return await ctx.call(charging)
+
+
+@workflow
 async def not_charging(_ctx: Context) -> Any:
     """The charge was taken out."""
     return None
@@ -543,6 +549,11 @@ async def _as_before(ctx: Context, inner: Any) -> Any:
 
 async def _charging_outside(ctx: Context, inner: Any) -> Any:
     await ctx.call(inner)
+    return await ctx.call(charge, 5)
+
+
+async def _charging_directly(ctx: Context, inner: Any) -> Any:
+    del inner
     return await ctx.call(charge, 5)
 
 
@@ -562,9 +573,11 @@ async def _charging_instead(ctx: Context, inner: Any) -> Any:
         (sleeping_first, _as_before),
         (asking_in_parallel_first, _as_before),
         (charging_by_another_name, _as_before),
+        (charging_further_inside, _as_before),
         (not_charging, _as_before),
         (not_charging, _charging_outside),
         (charging, _charging_instead),
+        (charging, _charging_directly),
     ],
 )
 async def test_a_changed_program_does_not_pass_by_an_effect_that_was_begun(
