@@ -5,6 +5,7 @@ A new drafter is one module here and one row in the table.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ def _named(name: str, target: TargetFacts) -> Drafter:
         drafters = [_named(part, target) for part in parts]
         costs = [0.0 if part in BUILTIN_DRAFTERS else _cost(mate) for part, mate in zip(parts, drafters, strict=True)]
         return CombinedDrafter(*drafters, costs=costs)
+    _check_name(name)
     try:
         loaded = load_model(name, dtype=target.dtype, device=target.device)
     except ModelNotFoundError as error:
@@ -102,6 +104,18 @@ def _named(name: str, target: TargetFacts) -> Drafter:
         ) from error
     _check_tokenizers(name, loaded.tokenizer, target.tokenizer)
     return ModelDrafter(loaded.model, target_vocab_size=target.vocab_size, name=name)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what can only be a slip, before a hub is asked for it over and over."""
+    known = (*sorted(BUILTIN_DRAFTERS), "dspark")
+    meant = [] if Path(name).exists() else difflib.get_close_matches(name.lower(), known, n=1)
+    if not name or meant:
+        raise ModelNotFoundError(
+            name,
+            "there is no drafter of that name",
+            f"for a drafter, give {' or '.join(map(repr, meant or known))}, or the path or id of a model",
+        )
 
 
 def _cost(drafter: Drafter) -> float:

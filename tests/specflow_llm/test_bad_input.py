@@ -92,6 +92,13 @@ def test_penalties_of_a_model_are_told_and_not_applied() -> None:
 # ------------------------------------------------------------------------------------------------------------- drafters
 
 
+@pytest.mark.parametrize(("name", "told"), [("ngarm", "'ngram'"), ("ngram+", "'dspark'"), ("DSpark", "'dspark'")])
+def test_a_slip_in_a_drafters_name_asks_no_hub(name: str, told: str) -> None:
+    """What was meant is named at once."""
+    with pytest.raises(ModelNotFoundError, match=f"no drafter of that name.*{told}"):
+        LLM(tiny_model(), check_model=False, speculation=Speculation(drafter=name))
+
+
 class Proposes(DrafterBase):
     """Always the same."""
 
