@@ -25,22 +25,44 @@ class Confined:
         awaited, enter = self._awaited, self._enter
         if not inspect.iscoroutine(awaited):
             return (yield from awaited.__await__())
-        advance: Callable[[Any], Any] = awaited.send
-        value: Any = None
+        try:
+            asked = enter(awaited.send, None)
+        except StopIteration as done:
+            return done.value
+        return (
+            yield from relay(
+                asked,
+                lambda answer: enter(awaited.send, answer),
+                lambda error: enter(awaited.throw, error),
+                lambda: enter(awaited.close),
+            )
+        )
+
+
+def relay(
+    asked: Any, send: Callable[[Any], Any], throw: Callable[[BaseException], Any], close: Callable[[], None]
+) -> Generator[Any, Any, Any]:
+    """Hand on what a coroutine asks of its event loop, and the answers to it, until it returns.
+
+    Args:
+        asked: what it has asked for first.
+        send: advances it with an answer.
+        throw: advances it with an error.
+        close: lets it go.
+    """
+    try:
         while True:
             try:
-                asked = enter(advance, value)
-            except StopIteration as done:
-                return done.value
-            try:
-                value = yield asked
+                answer = yield asked
             except GeneratorExit:
-                enter(awaited.close)
+                close()
                 raise
             except BaseException as error:  # noqa: BLE001 - it is for the coroutine
-                advance, value = awaited.throw, error
+                asked = throw(error)
             else:
-                advance = awaited.send
+                asked = send(answer)
+    except StopIteration as done:
+        return done.value
 
 
-__all__ = ["Confined"]
+__all__ = ["Confined", "relay"]

@@ -28,7 +28,7 @@ import anyio.to_process
 import anyio.to_thread
 
 from .codec import Box, decode, decode_error, encode
-from .contexts import Confined
+from .contexts import Confined, relay
 from .definitions import Attempt, Retry, Step, Workflow, load
 from .effects import idempotency_key
 from .errors import (
@@ -804,19 +804,10 @@ class _UntilItWaits:
         coroutine = self._coroutine
         try:
             asked = coroutine.send(None)
-            self._waits()
-            while True:
-                try:
-                    answer = yield asked
-                except GeneratorExit:
-                    coroutine.close()
-                    raise
-                except BaseException as error:  # noqa: BLE001 - it is for the coroutine
-                    asked = coroutine.throw(error)
-                else:
-                    asked = coroutine.send(answer)
         except StopIteration as done:
             return done.value
+        self._waits()
+        return (yield from relay(asked, coroutine.send, coroutine.throw, coroutine.close))
 
 
 def _is_in_loop(task: Task) -> bool:

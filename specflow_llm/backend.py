@@ -157,10 +157,7 @@ class DecodingBackend:
                     "return one per request",
                 )
             for index, proposal in zip(wanted, proposals, strict=True):
-                self._check(proposal, self.rows[index])
-                drafts[index] = Draft(
-                    tuple(map(int, proposal.token_ids)), proposal.survival, proposal.probs, proposal.parents
-                )
+                drafts[index] = self._draft(proposal, self.rows[index])
         return drafts
 
     def _may_branch(self, row: Row) -> bool:
@@ -169,16 +166,17 @@ class DecodingBackend:
     def _request(self, row: Row, limit: int) -> DraftRequest:
         return DraftRequest(row.row_id, row.token_ids, limit, row.sampler, row.features.view(), self._may_branch(row))
 
-    def _check(self, proposal: Proposal, row: Row) -> None:
+    def _draft(self, proposal: Proposal, row: Row) -> Draft[int]:
+        """A proposal as the loop takes it, if it is one."""
         name = f"drafter {self._drafter.name if self._drafter else ''}"
         if not isinstance(proposal, Proposal):
             raise BackendContractError(name, f"proposed {proposal!r}", "return a Proposal, Proposal([]) for no guess")
-        token_ids, probs = proposal.token_ids, proposal.probs
         try:
-            all(map(operator.index, token_ids))
+            token_ids = tuple(map(operator.index, proposal.token_ids))
         except TypeError:
             remedy = "tokens are ids of the vocabulary, integers"
-            raise BackendContractError(name, f"proposed {list(token_ids)!r}", remedy) from None
+            raise BackendContractError(name, f"proposed {list(proposal.token_ids)!r}", remedy) from None
+        probs = proposal.probs
         if proposal.survival is not None and not all(map(math.isfinite, proposal.survival)):
             raise BackendContractError(
                 name,
@@ -194,6 +192,7 @@ class DecodingBackend:
                 f"gave probabilities of shape {tuple(probs.shape)} for {len(token_ids)} tokens",
                 f"the tensor each token was sampled from must have shape {expected}",
             )
+        return Draft(token_ids, proposal.survival, probs, proposal.parents)
 
     async def execute(self, drafts: Sequence[Draft[int]], admission: Admission) -> TargetOutput:
         """See :class:`specflow.protocols.ChainBackend`: one target forward for anchors and admitted drafts."""

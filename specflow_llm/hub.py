@@ -191,10 +191,9 @@ def _load_weights(source: str, dtype: str | torch.dtype) -> PreTrainedModel:
         if isinstance(error, ModelNotFoundError):
             raise
         known = ", ".join(sorted(BUILTIN_MODELS))
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
             source,
-            reason,
+            _reason(error),
             f"give a folder, a .gguf file, a reachable Hugging Face id, or a built-in model ({known})",
         ) from error
     return model
@@ -215,12 +214,17 @@ def _load_tokenizer(tokenizer: Any, source: str | None) -> Any:
     except (OSError, ValueError, ImportError, KeyError) as error:
         if tokenizer == "auto" and not _has_tokenizer(place, error):
             return None  # a checkpoint without a tokenizer: ids in, ids out
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
             str(place),
-            f"its tokenizer could not be loaded ({reason})",
+            f"its tokenizer could not be loaded ({_reason(error)})",
             "mend it, install what it needs, or pass tokenizer=None to work with token ids",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def _has_tokenizer(place: str | None, error: Exception) -> bool:

@@ -66,10 +66,11 @@ class TrainSettings:
     def __post_init__(self) -> None:
         """Validate every field."""
         self._check_types()
-        for name in ("batch_size", "num_anchors", "loss_chunk", "checkpoint_steps", "report_steps", "seed"):
+        counts = ("batch_size", "num_anchors", "loss_chunk", "checkpoint_steps", "report_steps")
+        for name, least in (*((name, 1) for name in counts), ("seed", 0)):
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= (name != "seed")):
-                raise InvalidSettingError(name, value, f"an integer >= {int(name != 'seed')}")
+            if not (isinstance(value, int) and value >= least):
+                raise InvalidSettingError(name, value, f"an integer >= {least}")
         for name in ("epochs", "learning_rate", "markov_rate", "grad_clip"):
             if not getattr(self, name) > 0.0:
                 raise InvalidSettingError(name, getattr(self, name), "a number > 0")
@@ -87,9 +88,10 @@ class TrainSettings:
                 raise InvalidSettingError(name, getattr(self, name), wanted)
 
     def _check_types(self) -> None:
-        numbers = [entry.name for entry in fields(self) if entry.name not in ("loss", "precision", "short_blocks")]
-        for name in [*numbers, *(["short_blocks"] if self.short_blocks is not None else [])]:
+        for name in (entry.name for entry in fields(self) if entry.name not in ("loss", "precision")):
             value = getattr(self, name)
+            if name == "short_blocks" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InvalidSettingError(name, value, "a finite number")
         if not isinstance(self.loss, LossWeights):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,8 +119,8 @@ class TextStage:
                 raise TrainingError(f"{path} holds token ids that this target does not know", "make the text anew")
             found.update({sample.index: sample for sample in samples})
         # More may lie there: text that was made for a plan with more conversations.
-        most = len(found) if self._plan.samples else self._plan.data.num_samples
-        chosen = [found[index] for index in sorted(found) if self._plan.samples or index < most]
+        most = math.inf if self._plan.samples else self._plan.data.num_samples
+        chosen = [found[index] for index in sorted(found) if index < most]
         return [sample for sample in chosen if len(sample.token_ids) - sample.first_own >= _LEAST_ANSWER]
 
     # --- Making -------------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class TextStage:
         entries = {index: sample for found in there.values() for index, sample in found.items() if index in mine}
         if len(entries) == len(mine):
             return
-        if (plan.out / STATE_FILE).exists() and world.is_first:
+        if (plan.out / STATE_FILE).exists():
             raise TrainingError(
                 f"training in {plan.out} has begun on the text that is there, which more text would change",
                 "use another --out folder with --text for this text, or --start-from this drafter",

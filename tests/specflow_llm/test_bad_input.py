@@ -113,7 +113,13 @@ class Proposes(DrafterBase):
 @pytest.mark.parametrize("policy", ["adaptive", "fixed"])
 @pytest.mark.parametrize(
     "what",
-    [None, Proposal(["a"]), Proposal([1, 2], survival=[0.5, math.nan]), Proposal([1], survival=[math.inf])],  # type: ignore[list-item]
+    [
+        None,
+        Proposal(["a"]),
+        Proposal([0, "a"]),
+        Proposal([1, 2], survival=[0.5, math.nan]),
+        Proposal([1], survival=[math.inf]),
+    ],  # type: ignore[list-item]
 )
 def test_a_drafter_that_breaks_its_contract_is_named(what: Any, policy: str) -> None:
     """Under every policy alike, whatever the policy would do with a number that is none."""

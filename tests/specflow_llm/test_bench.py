@@ -477,7 +477,7 @@ def test_tables_name_every_row_and_doubt_the_times(report: BenchReport) -> None:
 
 def test_the_picture_is_written(report: BenchReport, tmp_path: Path) -> None:
     """A PNG file is drawn; a suffix that means nothing is refused."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="pictures need an optional extra: pip install matplotlib")
     save_plot(report, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidSettingError, match="suffix"):
