@@ -407,15 +407,31 @@ class StepDecorator:
         return Step(function)
 
 
+@overload
 def workflow(
-    function: Callable[Concatenate[Any, ParametersT], Coroutine[Any, Any, ResultT]],
-) -> Workflow[ParametersT, ResultT]:
+    function: Callable[Concatenate[Any, ParametersT], Coroutine[Any, Any, ResultT]], /
+) -> Workflow[ParametersT, ResultT]: ...
+@overload
+def workflow(function: None = None, /) -> WorkflowDecorator: ...
+def workflow(function: Callable[..., Any] | None = None, /) -> Any:
     """Declare a workflow: an ``async def`` whose first parameter is a :class:`~specflow.replay.Context`.
+
+    ``@workflow`` and ``@workflow()`` are the same.
 
     Raises:
         DefinitionError: the function is not a coroutine function.
     """
-    return cast("Workflow[ParametersT, ResultT]", Workflow(function))
+    return WorkflowDecorator() if function is None else Workflow(function)
+
+
+class WorkflowDecorator:
+    """What ``@workflow()`` returns: it keeps the signature of the function it decorates."""
+
+    def __call__(
+        self, function: Callable[Concatenate[Any, ParametersT], Coroutine[Any, Any, ResultT]], /
+    ) -> Workflow[ParametersT, ResultT]:
+        """The workflow."""
+        return cast("Workflow[ParametersT, ResultT]", Workflow(function))
 
 
 def encode_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> bytes:

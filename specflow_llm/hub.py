@@ -133,17 +133,18 @@ def load_model(
     Args:
         name: a built-in model's name, a folder, a ``.gguf`` file, a hub id, or a loaded model (used as it is).
         tokenizer: ``"auto"`` takes the model's own; None means ids in, ids out; or a tokenizer, or its path or id.
-        dtype: see :func:`resolve_dtype`. A loaded model keeps its own.
-        device: see :func:`resolve_device`. A loaded model stays where it is.
+        dtype: see :func:`resolve_dtype`. A loaded model has its own already: no other can be asked for.
+        device: see :func:`resolve_device`. A loaded model is somewhere already: no other can be asked for.
         pack: move linear layers to the CPU's blocked layout (:mod:`.packing`). None does so for models loaded here and
             never for a model that was handed in, because it changes the model in place.
         notify: told about steps that take long.
 
     Raises:
         ModelNotFoundError: nothing usable is there; the message says what to do.
-        InvalidSettingError: no such dtype or device.
+        InvalidSettingError: no such dtype or device, or not that of the loaded model.
     """
     if isinstance(name, PreTrainedModel):
+        _refuse_conversion(name, dtype, device)
         model = name.eval()
         label = _label(name)
         found = _load_tokenizer(tokenizer, None)
@@ -160,6 +161,21 @@ def load_model(
     if wanted and can_pack(model):
         packed = pack_linears(model)
     return LoadedModel(label, model, found, packed)
+
+
+def _refuse_conversion(model: PreTrainedModel, dtype: str | torch.dtype, device: str | torch.device) -> None:
+    """A loaded model belongs to the caller and is used as it is: asking for something else must not go unheard."""
+    here = model.device
+    if str(device) != "auto":
+        wanted = resolve_device(device)
+        if wanted.type != here.type or wanted.index not in (None, here.index):
+            raise InvalidSettingError(
+                "device", str(device), f"'auto': the model handed in is on {here}; move it with model.to() before"
+            )
+    if dtype != "auto" and resolve_dtype(dtype, here) != model.dtype:
+        raise InvalidSettingError(
+            "dtype", dtype, f"'auto': the model handed in is {model.dtype}; convert it with model.to() before"
+        )
 
 
 def _label(model: PreTrainedModel) -> str:

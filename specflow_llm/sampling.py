@@ -361,7 +361,8 @@ class RowSampler:
         self._bad_ids = sorted({word[0] for word in words if len(word) == 1})
         self._bad_phrases = tuple((tuple(word[:-1]), word[-1]) for word in words if len(word) > 1)
         self._bad_context = max((len(prefix) for prefix, _ in self._bad_phrases), default=0)
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        stops = _checked_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        ends = set(stops) | (set() if params.ignore_eos else set(eos_token_ids))
         # Ends outside the vocabulary cannot be generated, so they need no forbidding.
         self._end_ids = sorted(token for token in ends if 0 <= token < vocab_size) if params.min_tokens else []
         self._has_penalties = (

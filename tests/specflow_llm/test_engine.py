@@ -345,6 +345,7 @@ def test_a_prompt_that_fills_the_context_is_refused() -> None:
     [
         ({"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
         ({"bad_words": [[VOCAB]]}, "bad_words"),
+        ({"stop_token_ids": [0, VOCAB]}, "stop_token_ids"),
     ],
 )
 def test_settings_that_name_foreign_ids_are_refused(params: dict[str, Any], setting: str) -> None:

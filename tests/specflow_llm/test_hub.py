@@ -200,6 +200,16 @@ def test_a_loaded_model_is_used_as_it_is() -> None:
     assert load_model(model, tokenizer=tokenizer).tokenizer is tokenizer
 
 
+@pytest.mark.parametrize(("setting", "value"), [("dtype", "bfloat16"), ("dtype", torch.float64), ("device", "meta")])
+def test_a_loaded_model_is_not_converted_in_silence(setting: str, value: Any) -> None:
+    """Asking for another type or place than the model handed in has is refused, with the remedy; its own is fine."""
+    model = tiny_model()
+    same: Any = {"dtype": "float32", "device": "cpu"}
+    assert load_model(model, **same).model is model
+    with pytest.raises(InvalidSettingError, match=rf"{setting}=.*model\.to\(\) before"):
+        load_model(model, **{setting: value})
+
+
 def test_a_loaded_builtin_keeps_its_name() -> None:
     """A model that was loaded from a built-in's folder is called like it, so that its trained drafter is found."""
     model = tiny_model()

@@ -811,6 +811,21 @@ async def test_wrong_arguments_are_refused_where_they_are_given() -> None:
     assert store.list_runs() == ()
 
 
+async def test_a_workflow_may_be_declared_with_parentheses() -> None:
+    """``@workflow()`` declares what ``@workflow`` does, and refuses what it refuses."""
+
+    @workflow()
+    async def program(ctx: Context, number: int) -> int:
+        """Its own words."""
+        return await ctx.call(plus_one, number)
+
+    assert (program.name.rpartition(".")[2], program.__doc__) == ("program", "Its own words.")
+    assert (await run(program, 1)).value == 2
+    wrong: Any = lambda: None  # noqa: E731 -- its type would be refused before the decorator is asked
+    with pytest.raises(DefinitionError, match="async def"):
+        workflow()(wrong)
+
+
 async def test_only_programs_can_be_run() -> None:
     """A step, a plain function or a coroutine is refused with the remedy."""
     wrong: list[Any] = [plus_one, original, lambda: None, None]
