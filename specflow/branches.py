@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .codec import Box
+from .errors import StateConflictError
 from .history import Write
 from .replay import Finished, InputsRequest, Outcome
-from .state import merge, writes_of
+from .state import Change, changes_of, check_together, write_cell, writes_of
 from .worlds import Join, Strand, World
 
 _NOTHING = Box(None)
@@ -78,23 +81,48 @@ def pipeline_writes(join: Join) -> tuple[Write, ...]:
 
 
 def _ordered_writes(join: Join, strands: Sequence[Strand]) -> tuple[Write, ...]:
-    """Changes of some branches in program order; those not ordered by a dependency must not touch the same key."""
-    writes = {strand.index: _own_writes(strand) for strand in strands}
-    ancestors: dict[int, set[int]] = {}
+    """Changes of some branches in program order; those not ordered by a dependency must not touch the same key.
+
+    Args:
+        join: where all branches come together.
+        strands: some of them, with all that come before one of them.
+    """
+    writes = {strand.index: _own_writes(strand) for strand in sorted(strands, key=lambda strand: strand.index)}
+    touched = Counter(key for own in writes.values() for key in {write.key for write in own})
+    if all(count == 1 for count in touched.values()):
+        return tuple(write for own in writes.values() for write in own)
+    before = _all_before(join)
+    changes: dict[int, dict[str, Change]] = {}
+    for index, own in writes.items():
+        # What a branch has changed is what it left different from how it found it.
+        found = join.base
+        for earlier in sorted(before[index]):
+            for change in changes[earlier].values():
+                found = functools.reduce(write_cell, change.writes, found)
+        changes[index] = changes_of(found, own)
+        for earlier in sorted(changes.keys() - before[index] - {index}):
+            _refuse_conflict(join, (earlier, changes[earlier]), (index, changes[index]))
+    for key, count in touched.items():
+        if count > 1:
+            made = [(join.strands[index].name, own[key]) for index, own in changes.items() if key in own]
+            check_together(join.base, key, made)
+    return tuple(write for own in changes.values() for change in own.values() for write in change.writes)
+
+
+def _all_before(join: Join) -> dict[int, set[int]]:
+    """For every branch of a pipeline those that it waits for, directly or through others."""
+    found: dict[int, set[int]] = {}
     for strand in join.strands:
         before = set(_inputs_of(strand))
-        for index in tuple(before):
-            before |= ancestors.get(index, set())
-        ancestors[strand.index] = before
-    for later, own in writes.items():
-        unordered = [
-            (join.strands[index].name, changes)
-            for index, changes in writes.items()
-            if index < later and index not in ancestors[later]
-        ]
-        for name, changes in unordered:
-            merge(join.base, [(name, changes), (join.strands[later].name, own)])
-    return tuple(write for index in sorted(writes) for write in writes[index])
+        found[strand.index] = before.union(*(found.get(index, set()) for index in before))
+    return found
+
+
+def _refuse_conflict(join: Join, *branches: tuple[int, dict[str, Change]]) -> None:
+    (one, changes), (other, others) = branches
+    for key in sorted(changes.keys() & others.keys()):
+        if not changes[key].merges_with(others[key]):
+            raise StateConflictError(key, (join.strands[one].name, join.strands[other].name))
 
 
 def _own_writes(strand: Strand) -> tuple[Write, ...]:

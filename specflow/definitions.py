@@ -17,8 +17,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from types import FunctionType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from .codec import Box, encode
 from .effects import Effect
@@ -48,6 +61,8 @@ _NEWEST = 0.2
 """Weight of the newest duration of a step in its running mean."""
 REMEMBERED = 64
 """Results that a predictor is shown."""
+RESERVED = frozenset({"store", "policy", "run_id", "limits", "on_event"})
+"""Keywords that :func:`specflow.run` takes itself, so that programs cannot have them."""
 _MAX_NESTED = 8
 """Functions in closures of functions that are compared before two steps count as different."""
 
@@ -89,7 +104,10 @@ class Retry:
 
     def seconds_before(self, attempt: int) -> float:
         """Wait before try number ``attempt`` (2 is the first that waits)."""
-        return min(self.max_wait, self.wait * self.backoff ** (attempt - 2))
+        try:
+            return min(self.max_wait, self.wait * self.backoff ** (attempt - 2))
+        except OverflowError:  # a number of its own could not hold the factor
+            return min(self.max_wait, self.wait and self.max_wait)
 
 
 driven: ContextVar[bool] = ContextVar("driven", default=False)
@@ -224,15 +242,34 @@ class Step(Generic[ParametersT, ResultT]):
             raise DefinitionError(f"step {self.name} cannot be called like this: {error}") from None
 
     def check_same(self, other: Step[..., Any]) -> None:
-        """Refuse another step of this name in one run, unless it is the same function once more.
+        """Refuse another step of this name in one run, unless it is the same function with the same effect once more.
 
         One function may be decorated twice, and a step may be made anew by code that runs again.
 
         Raises:
-            DuplicateStepError: it is another function, or the same code over other values.
+            DuplicateStepError: it is another function, the same code over other values, or has its effect in another
+                way.
         """
-        if self is not other and not _is_same(self.function, other.function, _MAX_NESTED):
+        if self is other:
+            return
+        if not _is_same(self.function, other.function, _MAX_NESTED):
             raise DuplicateStepError(self.name, _told(self.function), _told(other.function))
+        for setting in ("effect", "undo", "probe", "idempotent"):
+            one, another = getattr(self, setting), getattr(other, setting)
+            if one is not another and not _is_same(one, another, _MAX_NESTED):
+                raise DuplicateStepError(self.name, f"one with {setting}={one!r}", f"one with {setting}={another!r}")
+
+    def is_same(self, other: Step[..., Any]) -> bool:
+        """Whether both may stand for the same step of one run, as :meth:`check_same` has it."""
+        if self is other:
+            return True
+        if self.name != other.name:
+            return False
+        try:
+            self.check_same(other)
+        except DuplicateStepError:
+            return False
+        return True
 
     def took(self, seconds: float) -> None:
         """An attempt ended after this long."""
@@ -469,8 +506,13 @@ def fingerprint(function: Callable[..., Any]) -> str:
     return digest.hexdigest()
 
 
-def load(target: str) -> Any:
+def load(target: str, wanted: type | tuple[type, ...] = object) -> Any:
     """The object that ``"module:name"`` names.
+
+    Args:
+        target: the name.
+        wanted: what it has to be, where the module has several things that go by this name (a pipeline goes by its
+            label, and may have a step of that name). Where none of them is, the one that is called so is returned.
 
     Raises:
         DefinitionError: there is no such module or name.
@@ -486,14 +528,15 @@ def load(target: str) -> Any:
         module: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise DefinitionError(f"{target!r} cannot be loaded: {error}") from None
-    # A pipeline goes by its label, whatever variable holds it.
-    labelled = [found for found in vars(module).values() if getattr(found, "name", None) == target]
     value = module
     for part in name.split("."):
         value = getattr(value, part, None)
-    if value is None and not labelled:
+    # A pipeline goes by its label, whatever variable holds it.
+    found = [value, *(one for one in vars(module).values() if getattr(one, "name", None) == target)]
+    found = [one for one in found if one is not None]
+    if not found:
         raise DefinitionError(f"{target!r} cannot be loaded: module {module_name} has no {name}")
-    return value if value is not None else labelled[0]
+    return next((one for one in found if isinstance(one, wanted)), found[0])
 
 
 def _is_same(first: Any, second: Any, depth: int) -> bool:
@@ -591,12 +634,31 @@ def _positional(signature: inspect.Signature) -> range:
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     annotation = parameter.annotation
     if not isinstance(annotation, str):
-        return annotation
-    # Only names that could mean an injected type are looked up: other annotations need not exist at run time.
+        return _without_none(annotation)
+    # Annotations need not exist at run time: what cannot be found is not one of the types that are filled in.
     name = annotation.strip("'\"")
     if parameter.default is given:  # it is one of them, also where it is imported for type checkers only
         return {"State": State, "Attempt": Attempt}.get(name.rpartition(".")[2])
-    return getattr(function, "__globals__", {}).get(name) if name in ("State", "Attempt") else None
+    names = getattr(function, "__globals__", {})
+    first, *rest = name.split(".")
+    if all(part.isidentifier() for part in (first, *rest)):
+        return functools.reduce(lambda found, part: getattr(found, part, None), rest, names.get(first))
+    if not any(found in name for found in ("State", "Attempt")):
+        return None
+    try:
+        return _without_none(eval(name, dict(names)))  # noqa: S307 - the program's own code, as typing evaluates it
+    except Exception:  # noqa: BLE001 - an annotation for type checkers only
+        return None
+
+
+def _without_none(annotation: Any) -> Any:
+    """``X`` of ``X | None`` and ``Annotated[X, ...]``; other annotations as they are."""
+    if get_origin(annotation) is Annotated:
+        return _without_none(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        others = [one for one in get_args(annotation) if one is not type(None)]
+        return _without_none(others[0]) if len(others) == 1 else annotation
+    return annotation
 
 
 def _is_at_least_zero(value: Any) -> bool:
@@ -605,6 +667,7 @@ def _is_at_least_zero(value: Any) -> bool:
 
 __all__ = [
     "REMEMBERED",
+    "RESERVED",
     "Attempt",
     "Retry",
     "Step",

@@ -183,7 +183,7 @@ class StateConflictError(ExecutionError):
         self.writers = writers
         super().__init__(
             f"parallel branches {writers[0]} and {writers[1]} both changed state key {key!r}; let one of them write "
-            "it, or use an operation that merges (add, append, union)"
+            "it, or let all use one operation that merges (add of numbers of one kind, append, union)"
         )
 
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, ParamSpec, TypeVar, get_type_hints, is_typeddict, overload
 
-from .codec import Box
-from .definitions import Step, StepDecorator, fingerprint
-from .errors import GraphError
+from .codec import Box, encode
+from .definitions import RESERVED, Step, StepDecorator, fingerprint
+from .errors import GraphError, UnsupportedValueError
 from .replay import Context, InputsRequest, PipelineRequest, Suspend
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
-
-
-_RESERVED = frozenset({"store", "policy", "run_id", "limits", "on_event"})
-"""Keywords that run() takes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,7 @@ class Pipeline:
 
     def __init__(self, name: str, *, output: str | None = None) -> None:
         self._label = name
+        self._module: str = sys._getframe(1).f_globals.get("__name__", "__main__")  # noqa: SLF001 - where it is declared
         self._output = output
         self._steps: dict[str, Step[..., Any]] = {}
         self._conditions: dict[str, Mapping[str, Any]] = {}
@@ -104,6 +102,8 @@ class Pipeline:
     def _add(self, function: Callable[..., Any], when: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
         if isinstance(function, Step) and settings:
             raise GraphError(self._label, f"{function.name} is a step already", "give it its settings where it is made")
+        if not isinstance(when, Mapping):
+            raise GraphError(self._label, f"the condition is {when!r}", "give a mapping from step to value(s)")
         added = function if isinstance(function, Step) else Step(function, **settings)
         name = added.function.__name__
         if name in self._steps:
@@ -115,17 +115,19 @@ class Pipeline:
 
     @property
     def name(self) -> str:
-        """``module:label``, the module being that of its first step."""
-        first = next(iter(self._steps.values()), None)
-        return f"{first.function.__module__}:{self._label}" if first is not None else self._label
+        """``module:label``, the module being the one that declares the pipeline."""
+        return f"{self._module}:{self._label}"
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the code of all steps and of how they are connected."""
+        """Digest of the code of all steps, of how they are connected, and of what the result is."""
         digest = hashlib.blake2b(digest_size=16)
-        for node in self.freeze().nodes:
-            digest.update(repr((node.name, node.reads, node.inputs, node.when)).encode())
+        graph = self.freeze()
+        for node in graph.nodes:
+            when = [(source, [_digestible(value) for value in allowed]) for source, allowed in node.when]
+            digest.update(repr((node.name, node.reads, node.inputs, when)).encode())
             digest.update(fingerprint(node.step.function).encode())
+        digest.update(repr(graph.output).encode())
         return digest.hexdigest()
 
     def freeze(self) -> Graph:
@@ -161,7 +163,12 @@ class Pipeline:
             if name not in graph.inputs:
                 known = ", ".join(graph.inputs) or "none"
                 raise GraphError(self._label, f"no step reads the input {name!r}", f"its inputs are: {known}")
-            _check_type(self._label, name, value, graph.inputs[name])
+            for declared in {id(hint): hint for hint in self._declared(graph, name)}.values():
+                _check_type(self._label, name, value, declared)
+
+    def _declared(self, graph: Graph, name: str) -> list[Any]:
+        """Types with which steps read an input."""
+        return [_hint(node.step, name) for node in graph.nodes if name in node.inputs]
 
     def body(self, arguments: Box) -> Callable[[Context], Coroutine[Any, Any, Any]]:
         """The program to run with these encoded ``((), inputs)``."""
@@ -245,7 +252,7 @@ class Pipeline:
         ordered = tuple(nodes[name] for name in sorted_names)
         sinks = [name for name in graph if graph.out_degree(name) == 0]
         output = self._output or (sinks[0] if len(sinks) == 1 else None)
-        reserved = _RESERVED & inputs.keys()
+        reserved = RESERVED & inputs.keys()
         if reserved:
             raise GraphError(self._label, f"{min(reserved)!r} is a setting of run()", "rename this input")
         return Graph(ordered, inputs, frozenset(inputs) - self._required(nodes), output)
@@ -260,7 +267,7 @@ class Pipeline:
 
     def _node(self, name: str, step: Step[..., Any]) -> Node:
         """What a step reads, by the names of its parameters and of its condition."""
-        when = tuple((source, _allowed(value)) for source, value in self._conditions[name].items())
+        when = tuple((source, self._allowed(name, source, value)) for source, value in self._conditions[name].items())
         for source, _values in when:
             if source not in self._steps:
                 raise GraphError(
@@ -274,6 +281,22 @@ class Pipeline:
         inputs = tuple(one.name for one in parameters if one.name not in self._steps)
         return Node(name, step, reads, inputs, when)
 
+    def _allowed(self, name: str, source: str, value: Any) -> tuple[Any, ...]:
+        """The results of a step that let another one run, members of sets in an order that every process finds."""
+        if callable(value) and not isinstance(value, type):
+            raise GraphError(
+                self._label,
+                f"the condition of {name} on {source!r} is a function",
+                "name the values that let it run, or test for them in a step of its own",
+            )
+        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping | type):
+            return (value,)
+        if not value:
+            raise GraphError(
+                self._label, f"{name} never runs: no result of {source!r} lets it", "name one value at least"
+            )
+        return tuple(sorted(value, key=repr)) if isinstance(value, set | frozenset) else tuple(value)
+
     def _check_edges(self, node: Node, nodes: Mapping[str, Node]) -> None:
         """A result declared as one class cannot be read as an unrelated one."""
         for source in node.reads:
@@ -282,7 +305,7 @@ class Pipeline:
             wanted, given = _hint(node.step, source), _hint(nodes[source].step, "return")
             plain = isinstance(wanted, type) and isinstance(given, type) and object not in (wanted, given)
             numeric = wanted in (float, complex) and given in (int, float)
-            if plain and not numeric and not issubclass(given, wanted) and not issubclass(wanted, given):
+            if plain and not numeric and not _may_be(given, wanted) and not _may_be(wanted, given):
                 raise GraphError(
                     self._label,
                     f"{node.name} reads {source} as {wanted.__name__}, but {source} returns {given.__name__}",
@@ -290,10 +313,20 @@ class Pipeline:
                 )
 
 
-def _allowed(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
-        return tuple(value)
-    return (value,)
+def _digestible(value: Any) -> Any:
+    """What stands for a value in a digest: the same in every process."""
+    try:
+        return encode(value)
+    except UnsupportedValueError:
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _may_be(one: type, other: type) -> bool:
+    """Can an object of one class be of another? Classes that cannot be compared (protocols, typed dicts) may."""
+    try:
+        return issubclass(one, other)
+    except TypeError:
+        return True
 
 
 def _hint(step: Step[..., Any], name: str) -> Any:
@@ -306,7 +339,11 @@ def _hint(step: Step[..., Any], name: str) -> Any:
 def _check_type(pipeline: str, name: str, value: Any, declared: Any) -> None:
     if declared is object or declared is Any:
         return
+    if is_typeddict(declared):
+        declared = dict  # its fields cannot be checked on every version of Python
     if isinstance(declared, type):
+        if not _has_instances(declared):
+            return
         if declared is float and type(value) is int:
             return
         if not isinstance(value, declared) or (type(value) is bool and declared is int):
@@ -323,6 +360,15 @@ def _check_type(pipeline: str, name: str, value: Any, declared: Any) -> None:
         raise GraphError(pipeline, f"input {name!r} is not {declared}: {detail}", "pass one that is") from None
     except PydanticUserError:
         return  # an annotation that says nothing at run time
+
+
+def _has_instances(declared: type) -> bool:
+    """Can objects be compared with this class? Not with a protocol that only exists for type checkers."""
+    try:
+        isinstance(None, declared)
+    except TypeError:
+        return False
+    return True
 
 
 __all__ = ["Graph", "Node", "Pipeline"]

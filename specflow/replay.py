@@ -223,6 +223,16 @@ class PendingCall(Generic[ResultT]):
         context.open_calls -= 1
 
 
+_LONGEST_SEED = 64
+"""Bytes of a run's name that can key its draws; longer ones are hashed."""
+
+
+def seed_of(run_id: str) -> bytes:
+    """What keys the random draws of a run of that name: different for different names, at most 64 bytes."""
+    name = run_id.encode()
+    return name if len(name) <= _LONGEST_SEED else hashlib.blake2b(name).digest()
+
+
 class Context:
     """What a workflow may ask for. One per workflow invocation; only awaits on it are allowed inside a workflow."""
 
@@ -422,7 +432,7 @@ class Program:
                 box = outcome.box
                 made = send(box.fresh()) if box is not None else coroutine.throw(outcome.fresh_error())
                 if type(made) is CallRequest is type(expected):
-                    if made.step is expected.step and made.position == expected.position:
+                    if made.position == expected.position and made.step.is_same(expected.step):
                         continue
                 elif type(made) is type(expected) and made.position == expected.position:
                     continue
@@ -507,7 +517,7 @@ def _is_ours(frame: FrameType) -> bool:
 def _is_another(made: Any, expected: Any) -> bool:
     if made.position != expected.position:
         return True
-    return type(made) is CallRequest and made.step is not expected.step
+    return type(made) is CallRequest and not made.step.is_same(expected.step)
 
 
 def _diverged(expected: Request, made: Any) -> Finished:
@@ -539,4 +549,5 @@ __all__ = [
     "Suspend",
     "call_alone",
     "replay",
+    "seed_of",
 ]

@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -29,7 +29,7 @@ import anyio.to_thread
 
 from .codec import Box, decode, decode_error, encode
 from .contexts import Confined, relay
-from .definitions import Attempt, Retry, Step, Workflow, load
+from .definitions import RESERVED, Attempt, Retry, Step, Workflow, load
 from .effects import idempotency_key
 from .errors import (
     BackendContractError,
@@ -48,9 +48,9 @@ from .policies import Fixed
 from .protocols import RunAheadPolicy, Store
 from .replay import Outcome
 from .report import Ledger, RunReport
-from .scheduler import Decision, Recovered, Scheduler, confirmed_at_once
+from .scheduler import Decision, Recovered, Scheduler, check_limits, confirmed_at_once
 from .speculation import let_go
-from .state import State
+from .state import State, is_text
 from .stores import MemoryStore, this_owner
 from .types import Mode
 from .worlds import Action, Cancel, Finish, Retract, Show, Start, Task, TaskKind, TaskStatus, Wake
@@ -62,6 +62,14 @@ _THREADS_AHEAD = 40
 """Most threads that attempts on guesses take at a time."""
 _LONGEST_TURN = 0.01
 """Seconds that steps which never wait may keep the event loop for."""
+_SENT = (
+    EffectStatus.SENT,
+    EffectStatus.ACKED,
+    EffectStatus.FAILED,
+    EffectStatus.UNKNOWN,
+    EffectStatus.COMPENSATION_FAILED,
+)
+"""Effects that may be in the outside world now."""
 _UNDO_RETRY = Retry(attempts=3, wait=0.5)
 """For steps that declare no retry of their own: an undo is worth more than one try."""
 
@@ -164,7 +172,7 @@ async def run(
     """
     _check(program, args, kwargs)
     _check_settings(store, policy, limits, on_event)
-    if run_id is not None and not isinstance(run_id, str):
+    if run_id is not None and not (isinstance(run_id, str) and is_text(run_id)):
         raise InvalidSettingError("run_id", run_id, "a text, or None for a random one")
     store = store if store is not None else MemoryStore()
     data = encode([[*args], kwargs], f"the arguments of {program.name}")
@@ -212,7 +220,7 @@ async def resume(  # noqa: PLR0913 - settings are typed by name
     if record.status in (RunStatus.COMPLETED, RunStatus.FAILED):
         _check_resolve(resolve or {}, store.effects(run_id))
         return _recorded_result(record, store)
-    program = program if program is not None else load(record.program)
+    program = program if program is not None else load(record.program, (Workflow, Pipeline))
     if not isinstance(program, Workflow | Pipeline):
         raise DefinitionError(f"{record.program} is not a @workflow or a Pipeline, but {program!r}")
     if program.fingerprint != record.fingerprint and not allow_changed:
@@ -248,9 +256,10 @@ def fork(
         version: number of entries to keep.
         store: where both are kept.
         new_run_id: names the fork; default: a new UUID.
-        effects: what to do about effects that the run has sent to the outside world after that version: ``"replay"``
-            their recorded results where the fork makes the same call at the same place, or ``"resend"`` them under
-            keys of the new run.
+        effects: what to do about effects that the run, or one that it was forked from, has sent to the outside world
+            after that version: ``"replay"`` their recorded results and errors where the fork makes the same call at
+            the same place, or ``"resend"`` them under keys of the new run. A step that raised counts: it may have done
+            its work all the same.
 
     Returns:
         The fork's id.
@@ -265,12 +274,11 @@ def fork(
         for entry in store.entries(run_id, 0, version)
         if entry.kind is EntryKind.CALL
     }
+    record = store.get_run(run_id)
     sent = [
         row
         for row in store.effects(run_id)
-        if row.key not in kept
-        and row.tries > 0
-        and row.status in (EffectStatus.ACKED, EffectStatus.SENT, EffectStatus.UNKNOWN)
+        if row.key not in kept and row.status in _SENT and _was_begun(store, record, row)
     ]
     if sent and effects is None:
         names = ", ".join(sorted({row.step for row in sent}))
@@ -278,7 +286,7 @@ def fork(
             f"after version {version} run {run_id} has sent {len(sent)} effect(s) to the outside world ({names}); "
             'say effects="replay" to use their recorded results, or effects="resend" to send them again'
         )
-    unanswered = [row for row in sent if row.status is not EffectStatus.ACKED]
+    unanswered = [row for row in sent if row.status in (EffectStatus.SENT, EffectStatus.UNKNOWN)]
     if unanswered and effects == "replay":
         names = ", ".join(sorted({row.step for row in unanswered}))
         raise MisuseError(
@@ -290,12 +298,31 @@ def fork(
         dataclasses.replace(
             row,
             key=idempotency_key(new_run_id, row.position, row.step, row.arguments),
+            status=EffectStatus.FAILED if row.status is EffectStatus.FAILED else EffectStatus.ACKED,
+            error=row.error if row.status is EffectStatus.FAILED else None,  # an undo that failed is its run's affair
             tries=0,  # the fork itself has not started them
         )
         for row in sent
     ]
     store.release(store.fork(run_id, version, new_run_id, this_owner(), tuple(rows) if effects == "replay" else ()))
     return new_run_id
+
+
+def _was_begun(store: Store, record: RunRecord, row: EffectRecord) -> bool:
+    """Whether a run, or the one that it took the row over from when it was forked, has made this effect.
+
+    Other rows keep results of steps that have none, and may be read or computed again.
+    """
+    while row.tries == 0:
+        if record.parent is None:
+            return False
+        record = store.get_run(record.parent)
+        key = idempotency_key(record.run_id, row.position, row.step, row.arguments)
+        taken = next((other for other in store.effects(record.run_id) if other.key == key), None)
+        if taken is None:
+            return False
+        row = taken
+    return True
 
 
 def read_state(store: Store, run_id: str, version: int | None = None) -> dict[str, Any]:
@@ -331,9 +358,7 @@ def _check_settings(store: Any, policy: Any, limits: Any, on_event: Any) -> None
         raise InvalidSettingError("limits", limits, "a mapping from resource class to most attempts at a time")
     if policy is not None and (isinstance(policy, type) or not callable(getattr(policy, "allows", None))):
         raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
-    for resource, limit in (limits or {}).items():
-        if type(limit) is not int or limit < 1:
-            raise InvalidSettingError(f"limits[{resource!r}]", limit, "an integer >= 1")
+    check_limits(limits or {})
 
 
 def _check(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -341,6 +366,12 @@ def _check(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> No
         raise DefinitionError(f"{program.name} is a single step; call it from a @workflow")
     if not isinstance(program, Workflow | Pipeline):
         raise DefinitionError(f"run() needs a @workflow or a Pipeline, got {program!r}")
+    taken = RESERVED & program.signature.parameters.keys() if isinstance(program, Workflow) else ()
+    if taken:
+        raise DefinitionError(
+            f"parameter {min(taken)!r} of workflow {program.name} is a setting of run(), which keeps it to itself; "
+            "rename the parameter"
+        )
     program.bind(args, kwargs)
 
 
@@ -394,6 +425,8 @@ class _Run:
         self._tokens: list[object] = []
         self._wake = anyio.Event()
         self._scopes: dict[int, anyio.CancelScope] = {}
+        self._queueing: dict[int, tuple[Task, anyio.CancelScope]] = {}
+        """Attempts on guesses that wait for a thread or process, and what ends their waiting."""
         self._timers = 0
         self._has_spawned = False
         self._finish: Outcome | None = None
@@ -413,11 +446,16 @@ class _Run:
     def _ahead_processes(self) -> anyio.CapacityLimiter:
         return anyio.CapacityLimiter(os.cpu_count() or 1)
 
+    @functools.cached_property
+    def _unlimited(self) -> anyio.CapacityLimiter:
+        """For work that has its room already."""
+        return anyio.CapacityLimiter(math.inf)
+
     async def execute(self) -> RunResult[Any]:
-        self._clock = _loop_clock()
-        started = self._clock()
-        self._wall_offset = time.time() - started
         try:
+            self._clock = _loop_clock()
+            started = self._clock()
+            self._wall_offset = time.time() - started
             try:
                 async with anyio.create_task_group() as group:
                     stop_heartbeat = self._begin_heartbeat(group)
@@ -467,6 +505,8 @@ class _Run:
         decision = self._scheduler.begin(self._clock(), self._wall())
         while True:
             task = self._carry_out(decision, group)
+            if self._queueing:
+                self._let_real_work_through()
             if task is not None:
                 await self._go_inline(task, group)
             if self._finish is not None:
@@ -727,31 +767,60 @@ class _Run:
                 kwargs[step.state_parameter] = task.state
             if step.attempt_parameter is not None:
                 kwargs[step.attempt_parameter] = Attempt(self._record.run_id, task.position, task.key, number)
-        if step.timeout is None:
-            return await self._invoke(step, function, args, kwargs, speculative=task.speculative)
-        try:
-            with anyio.fail_after(step.timeout) as scope:
-                value = await self._invoke(step, function, args, kwargs, speculative=task.speculative)
-        except TimeoutError:
-            if scope.cancelled_caught:
-                raise StepTimeoutError(step.name, step.timeout) from None
-            raise
-        if scope.cancel_called and not inspect.iscoroutinefunction(function):
+        if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
+            with _limit_of(step):
+                return await Confined(function(*args, **kwargs))
+        in_process = step.where == "process" and function is step.function
+        # Seconds count from when there is a thread or process for it.
+        async with self._room(task, in_process=in_process):
+            with _limit_of(step) as scope:
+                value = await self._elsewhere(function, args, kwargs, in_process=in_process)
+                if inspect.isawaitable(value):  # a plain function that wraps an async one
+                    value = await Confined(value)
+        if scope is not None and scope.cancel_called and step.timeout is not None:
             raise StepTimeoutError(step.name, step.timeout)  # a thread was waited for, and is late all the same
         return value
 
-    async def _invoke(self, step: Step[..., Any], function: Any, args: Any, kwargs: Any, *, speculative: bool) -> Any:
-        if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
-            return await Confined(function(*args, **kwargs))
-        if step.where == "process" and function is step.function:
+    @contextlib.asynccontextmanager
+    async def _room(self, task: Task, *, in_process: bool) -> AsyncGenerator[None, None]:
+        """Wait until there is a thread or process: real work never behind guesses, also where it was a guess before."""
+        taken: anyio.CapacityLimiter | None = None
+        if task.speculative:
+            ahead = self._ahead_processes if in_process else self._ahead
+            with anyio.CancelScope() as scope:
+                self._queueing[task.number] = (task, scope)
+                try:
+                    await ahead.acquire()
+                    taken = ahead
+                finally:
+                    del self._queueing[task.number]
+        if taken is None:
+            usual = anyio.to_process.current_default_process_limiter
+            taken = usual() if in_process else anyio.to_thread.current_default_thread_limiter()
+            await taken.acquire()
+        try:
+            yield
+        finally:
+            taken.release()
+
+    def _let_real_work_through(self) -> None:
+        """Attempts that waited for room among the guesses, and are real now, wait no longer there."""
+        for task, scope in list(self._queueing.values()):
+            if not task.speculative:
+                scope.cancel()
+
+    async def _elsewhere(self, function: Any, args: Any, kwargs: Any, *, in_process: bool) -> Any:
+        if in_process:
             # Worker processes import the main module under this name, which classes of their results then have.
             sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
             name = f"{function.__module__}:{function.__qualname__}"
-            limiter = self._ahead_processes if speculative else None
-            return await anyio.to_process.run_sync(_call_by_name, name, args, kwargs, cancellable=True, limiter=limiter)
+            return await anyio.to_process.run_sync(
+                _call_by_name, name, args, kwargs, cancellable=True, limiter=self._unlimited
+            )
         # A thread cannot be stopped. It is waited for, so that nothing of a run outlives it.
-        limiter = self._ahead if speculative else None
-        return await anyio.to_thread.run_sync(functools.partial(function, *args, **kwargs), limiter=limiter)
+        work = functools.partial(_call_in_thread, function, args, kwargs)
+        (value,) = await anyio.to_thread.run_sync(work, limiter=self._unlimited)
+        return value
 
     async def _timer(self, wake: Wake) -> None:
         await anyio.sleep(max(0.0, wake.at - self._clock()))
@@ -810,6 +879,25 @@ class _UntilItWaits:
         return (yield from relay(asked, coroutine.send, coroutine.throw, coroutine.close))
 
 
+@contextlib.contextmanager
+def _limit_of(step: Step[..., Any]) -> Generator[anyio.CancelScope | None, None, None]:
+    """The step's timeout, if it has one.
+
+    Raises:
+        StepTimeoutError: the time is up. What a step raises itself stays what it is, a TimeoutError too.
+    """
+    if step.timeout is None:
+        yield None
+        return
+    try:
+        with anyio.fail_after(step.timeout) as scope:
+            yield scope
+    except TimeoutError:
+        if scope.cancelled_caught:
+            raise StepTimeoutError(step.name, step.timeout) from None
+        raise
+
+
 def _is_in_loop(task: Task) -> bool:
     """Is it a step that runs in the event loop, and may never wait?"""
     return task.kind is TaskKind.STEP and task.step.where == "loop"
@@ -821,8 +909,9 @@ def _do_nothing() -> None:
 
 def _is_trio() -> bool:
     """Does trio run the current task? Else asyncio does."""
-    trio = sys.modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_run())
+    lowlevel = getattr(sys.modules.get("trio"), "lowlevel", None)
+    is_running = getattr(lowlevel, "in_trio_run", None)  # missing while another thread imports trio
+    return is_running is not None and bool(is_running())
 
 
 def _loop_clock() -> Callable[[], float]:
@@ -853,7 +942,7 @@ def _own_cancellation(who: str) -> BackendContractError:
 def _find_step(name: str) -> Step[..., Any] | None:
     """The step of that name, where it can be imported."""
     try:
-        found = load(name)
+        found = load(name, Step)
     except DefinitionError:
         return None
     return found if isinstance(found, Step) and found.name == name else None
@@ -882,9 +971,14 @@ def _take_back(task: Task, rows: dict[str, EffectRecord]) -> None:
         rows[task.key] = dataclasses.replace(row, status=EffectStatus.PREPARED, tries=row.tries - 1)
 
 
+def _call_in_thread(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any]:
+    """Runs in a thread. What it returns is wrapped: trio lets no coroutine out of one."""
+    return (function(*args, **kwargs),)
+
+
 def _call_by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs in a worker process: the module's name is bound to the step, not to its function."""
-    found = load(name)
+    found = load(name, Step)
     return (found.function if isinstance(found, Step) else found)(*args, **kwargs)
 
 

@@ -38,6 +38,7 @@ from .errors import (
     DivergenceError,
     DuplicateStepError,
     EffectUnknownError,
+    InvalidSettingError,
     SpecflowError,
     StateConflictError,
     StepTimeoutError,
@@ -70,6 +71,7 @@ from .replay import (
     SleepRequest,
     call_alone,
     replay,
+    seed_of,
 )
 from .report import LEAST_SECONDS, Ledger
 from .sight import Recent, Trail
@@ -122,6 +124,17 @@ class Recovered:
     """Of random draws: the run that this one was forked from, directly or through others; default: the run itself."""
     was_blocked: bool = False
     """A person had to decide something before it could go on."""
+
+
+def check_limits(limits: Mapping[str, int]) -> None:
+    """See that every resource class may have an attempt.
+
+    Raises:
+        InvalidSettingError: a limit is not an integer >= 1.
+    """
+    for resource, limit in limits.items():
+        if type(limit) is not int or limit < 1:
+            raise InvalidSettingError(f"limits[{resource!r}]", limit, "an integer >= 1")
 
 
 def _no_verdict(step: Step[..., Any], returned: object) -> BackendContractError:
@@ -199,7 +212,7 @@ class Scheduler:
         self._at = at
         self._find_step = find_step
         recovered = recovered or Recovered()
-        self._seed = (recovered.seed or run_id).encode()[:64]
+        self._seed = seed_of(recovered.seed or run_id)
         self._was_blocked = recovered.was_blocked
         self._outbox = Outbox(run_id, recovered.effects, recovered.resolve)
         self._unreached = Unreached(
@@ -913,11 +926,22 @@ class Scheduler:
         if not isinstance(result, Verdict):
             self._failure = _no_verdict(task.step, result)
             return
+        if result.accepted and result.replaces:
+            self._failure = BackendContractError(
+                f"the verifier of {task.step.name}",
+                "accepts a guess and replaces it",
+                "Verdict(accepted=True) takes the guess, Verdict(accepted=False, replacement=x, replaces=True) takes x",
+            )
+            return
         guessed, _actual = task.judged.fresh() if task.judged is not None else (None, None)
         if result.accepted:
             outcome = Outcome(Box(guessed), at=outcome.at, seconds=outcome.seconds)
         elif result.replaces:
-            outcome = Outcome(Box(result.replacement), at=self.wall, seconds=outcome.seconds)
+            where = f"the replacement by the verifier of {task.step.name}"
+            try:
+                outcome = Outcome(Box(result.replacement, where), at=self.wall, seconds=outcome.seconds)
+            except SpecflowError as error:
+                outcome = Outcome.raised(error, at=self.wall, seconds=outcome.seconds)
         self._answer(world, outcome, accesses, judged=mode)
 
     def _answer(
@@ -1944,6 +1968,9 @@ class Scheduler:
         if isinstance(result, Outcome):
             if result.failed or result.box is None:
                 self._block_on(row)
+                if self._failure is not None and result.error is not None:
+                    self._failure.add_note(f"specflow: its probe raised {result.error!r}")
+                    self._failure.__cause__ = result.error
                 return
             result = result.box.fresh()
         if not task.worlds and task.step.effect is not Effect.BUFFERED:
@@ -2300,4 +2327,4 @@ def confirmed_at_once(decisions: Sequence[Decision]) -> frozenset[int]:
     return frozenset(action.number for action in actions if isinstance(action, Show) and action.number in confirmed)
 
 
-__all__ = ["Decision", "Recovered", "Scheduler", "confirmed_at_once"]
+__all__ = ["Decision", "Recovered", "Scheduler", "check_limits", "confirmed_at_once"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ class Prediction:
     """A guess of what a step will return.
 
     Raises:
-        InvalidSettingError: ``confidence`` is not a probability.
+        InvalidSettingError: ``confidence`` is not a probability, or ``money`` no price.
     """
 
     value: Any
@@ -32,6 +33,8 @@ class Prediction:
     def __post_init__(self) -> None:
         if not 0.0 <= self.confidence <= 1.0:
             raise InvalidSettingError("confidence", self.confidence, "a probability in [0, 1]")
+        if not 0.0 <= self.money < math.inf:
+            raise InvalidSettingError("money", self.money, "a finite number >= 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,29 +259,77 @@ def merge(base: Cells, branches: Sequence[tuple[str, Sequence[Write]]]) -> tuple
     Raises:
         StateConflictError: two branches changed the same key, and the changes do not merge.
     """
-    writers: dict[str, tuple[str, Operation | None]] = {}
+    changers: dict[str, list[tuple[str, Change]]] = {}
     merged: list[Write] = []
     for name, writes in branches:
-        for key, own in _by_key(writes).items():
-            kinds = {write.operation for write in own}
-            blind = next(iter(kinds)) if len(kinds) == 1 and own[0].operation.is_blind else None
-            if blind is None and not _changes(base, own):
-                continue
-            if key in writers and (blind is None or writers[key][1] is not blind):
-                raise StateConflictError(key, (writers[key][0], name))
-            writers[key] = (name, blind)
-            merged.extend(own)
+        for key, change in changes_of(base, writes).items():
+            others = changers.setdefault(key, [])
+            if others and not change.merges_with(others[-1][1]):
+                raise StateConflictError(key, (others[-1][0], name))
+            others.append((name, change))
+            merged.extend(change.writes)
+    for key, found in changers.items():
+        check_together(base, key, found)
     return tuple(merged)
 
 
-def _by_key(writes: Iterable[Write]) -> dict[str, list[Write]]:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one branch has made of one key."""
+
+    writes: tuple[Write, ...]
+    merging: Operation | None
+    """The operation, where it is the only one and merges."""
+
+    def merges_with(self, other: Change) -> bool:
+        """Whether both may come from branches that nothing orders."""
+        return self.merging is not None and self.merging is other.merging
+
+
+def changes_of(base: Cells, writes: Iterable[Write]) -> dict[str, Change]:
+    """What writes make of each key, without keys that they leave as they were.
+
+    Args:
+        base: the version that the branch started from.
+        writes: of one branch, in order.
+    """
     grouped: dict[str, list[Write]] = {}
     for write in writes:
         grouped.setdefault(write.key, []).append(write)
-    return grouped
+    changes: dict[str, Change] = {}
+    for key, own in grouped.items():
+        kinds = {write.operation for write in own}
+        merging = own[0].operation if len(kinds) == 1 and own[0].operation.is_blind else None
+        if merging is not None or _differs(base, own):
+            changes[key] = Change(tuple(own), merging)
+    return changes
 
 
-def _changes(base: Cells, writes: Sequence[Write]) -> bool:
+def check_together(base: Cells, key: str, changes: Sequence[tuple[str, Change]]) -> None:
+    """See that what branches have made of a key fits together: a float and a Decimal each add to 0, but not both.
+
+    Args:
+        base: the version that all branches started from.
+        key: which key.
+        changes: name and change of each branch, in program order.
+
+    Raises:
+        StateConflictError: it does not.
+    """
+    if len(changes) < 2 or all(change.merging in (Operation.APPEND, Operation.UNION) for _name, change in changes):
+        return
+    cell = base.get(key)
+    data = None if cell is None else cell.data
+    before = changes[0][0]
+    for name, change in changes:
+        try:
+            data = fold(key, data, [(write.operation, write.data) for write in change.writes])
+        except UnsupportedValueError:
+            raise StateConflictError(key, (before, name)) from None
+        before = name
+
+
+def _differs(base: Cells, writes: Sequence[Write]) -> bool:
     before = base.get(writes[0].key)
     data = None if before is None else before.data
     after = data
@@ -295,19 +343,32 @@ def _range(cells: Cells, prefix: str) -> tuple[tuple[str, bytes], ...]:
 
 
 def _checked(key: str) -> str:
-    if type(key) is not str or not key:
+    if type(key) is not str or not key or not (key.isascii() or is_text(key)):
         raise UnsupportedValueError("the state", f"key {key!r}", "use a non-empty str as key")
     return key
+
+
+def is_text(value: str) -> bool:
+    """Can a str be stored, or does it have halves of surrogate pairs?"""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 __all__ = [
     "Access",
     "Cell",
     "Cells",
+    "Change",
     "RangeRead",
     "Read",
     "State",
     "cells_of",
+    "changes_of",
+    "check_together",
+    "is_text",
     "merge",
     "revalidate",
     "write_cell",

@@ -47,7 +47,7 @@ from .recorded import Recording, names_of, plain, plain_arguments, redo
 from .replay import Outcome
 from .report import RunReport
 from .rewiring import altered, rewire
-from .scheduler import Recovered, Scheduler
+from .scheduler import Recovered, Scheduler, check_limits
 from .simulation import Course, drive
 from .speculation import Call, let_go
 from .state import writes_of
@@ -147,10 +147,11 @@ def what_if(
 
     Raises:
         DivergenceError: the program does not make the calls that are on record.
-        InvalidSettingError: a table names a step that the run did not call.
+        InvalidSettingError: a table names a step that the run did not call, or a limit lets nothing run.
     """
     recording = Recording(entries)
     predictors, money = predictors or {}, money or {}
+    check_limits(limits or {})
     _check_names("predictors", predictors, recording)
     _check_names("money", money, recording)
 

@@ -35,10 +35,12 @@ class Reach:
         effects: Collection[Effect] = RUN_AHEAD,
         budget: Budget = UNLIMITED,
     ) -> None:
-        if not depth >= 0:
+        if type(depth) is not int or depth < 0:
             raise InvalidSettingError("depth", depth, "an integer >= 0")
-        if not width >= 1:
+        if type(width) is not int or width < 1:
             raise InvalidSettingError("width", width, "an integer >= 1")
+        if not isinstance(budget, Budget):
+            raise InvalidSettingError("budget", budget, "a Budget, for example Budget(money=0.05)")
         if not all(isinstance(effect, Effect) for effect in effects):
             raise InvalidSettingError("effects", effects, "a collection of Effect")
         if Effect.IRREVERSIBLE in effects:
@@ -74,9 +76,14 @@ class Around:
 
     Args:
         policy: the policy inside.
+
+    Raises:
+        InvalidSettingError: it is none.
     """
 
     def __init__(self, policy: RunAheadPolicy) -> None:
+        if isinstance(policy, type) or not callable(getattr(policy, "allows", None)):
+            raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
         self._policy = policy
 
     @property

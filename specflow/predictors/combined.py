@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..errors import InvalidSettingError
 from ..protocols import Predictor
 from ..speculation import Call
-from .memory import Ask, Bounded, HitRates, Key, at_least, key_of, place_key
+from .memory import Ask, Bounded, HitRates, Key, check_predictor, key_of, place_key, whole
 from .waiting import Guesses, Later
 
 Heard = Callable[[int, Guesses], None]
@@ -82,7 +82,7 @@ class Tournament:
     def __init__(self, *predictors: Predictor, memory: float = 32.0, trials: int = 4) -> None:
         self._panel = _Panel(predictors)
         self._rates = HitRates(memory)
-        self._trials: int = at_least("trials", trials, 0)
+        self._trials = whole("trials", trials, 0)
         self._unresolved: Bounded[tuple[int, Key], Key] = Bounded(_UNRESOLVED)
         self._lock = threading.Lock()
 
@@ -148,6 +148,8 @@ class _Panel:
     def __init__(self, predictors: tuple[Predictor, ...]) -> None:
         if not predictors:
             raise InvalidSettingError("predictors", predictors, "at least one")
+        for predictor in predictors:
+            check_predictor("predictors", predictor)
         self._predictors = predictors
         self.size = len(predictors)
         self.slow = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..speculation import Call, Prediction
-from .memory import STEPS, Bounded, HitRates, Kept, Key, arguments_key, at_least, key_of, ranked
+from .memory import STEPS, Bounded, HitRates, Kept, Key, arguments_key, at_least, key_of, ranked, whole
 
 _MOST_VALUES: Final = 16
 """Different results counted in one context. Where there are more, the rarest are not worth a guess."""
@@ -17,6 +17,8 @@ _NEGLIGIBLE: Final = 0.01
 _SHARES: Final = 8
 """Shares are told apart to 1/8 when hit rates are looked up."""
 
+_SHOWN: Final = 64
+"""Results that a call shows."""
 _START: Final = object()
 """Stands in a context for the results before the first that a call shows."""
 
@@ -99,8 +101,8 @@ class _Frequencies:
         self._contexts = contexts
         self._memory: float = at_least("memory", memory, 1.0)
         self._keep = 1.0 - 1.0 / memory
-        self._guesses: int = at_least("guesses", guesses, 1)
-        self._limit: int = at_least("limit", limit, 1)
+        self._guesses = whole("guesses", guesses, 1)
+        self._limit = whole("limit", limit, 1)
         self._tables: Bounded[str, _Table] = Bounded(STEPS)
         self._lock = threading.Lock()
 
@@ -173,7 +175,7 @@ class Markov:
     """
 
     def __init__(self, order: int = 2, *, memory: float = 50.0, guesses: int = 3, limit: int = 4096) -> None:
-        self._order: int = at_least("order", order, 0)
+        self._order = whole("order", order, 0, _SHOWN)
         self._frequencies = _Frequencies(self._contexts, memory=memory, guesses=guesses, limit=limit)
 
     def predict(self, call: Call) -> Sequence[Prediction]:

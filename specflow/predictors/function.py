@@ -50,6 +50,8 @@ class Fn:
     ) -> None:
         if confidence is not None and not 0.0 <= confidence <= 1.0:
             raise InvalidSettingError("confidence", confidence, "a probability in [0, 1], or None")
+        if not callable(function):
+            raise InvalidSettingError("function", function, "a function of the call")
         self._function = function
         self._confidence = confidence
         self._money: float = at_least("money", money, 0.0)

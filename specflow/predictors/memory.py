@@ -100,9 +100,31 @@ def at_least(setting: str, value: Any, least: float) -> Any:
     Raises:
         InvalidSettingError: ``value`` is not a number that is ``least`` or more.
     """
-    if not value >= least:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
         raise InvalidSettingError(setting, value, f"a number >= {least}")
     return value
+
+
+def whole(setting: str, value: Any, least: int, most: int | None = None) -> int:
+    """Check a setting that counts something.
+
+    Raises:
+        InvalidSettingError: ``value`` is not an integer from ``least`` to ``most``.
+    """
+    if type(value) is not int or value < least or (most is not None and value > most):
+        wanted = f"an integer >= {least}" if most is None else f"an integer in [{least}, {most}]"
+        raise InvalidSettingError(setting, value, wanted)
+    return value
+
+
+def check_predictor(setting: str, value: Any) -> None:
+    """See that something is a predictor, not a class of them, say.
+
+    Raises:
+        InvalidSettingError: it is not.
+    """
+    if isinstance(value, type) or not callable(getattr(value, "predict", None)):
+        raise InvalidSettingError(setting, value, "an object with predict(), for example LastValue()")
 
 
 class Bounded(Generic[KeyT, ItemT]):
@@ -115,7 +137,7 @@ class Bounded(Generic[KeyT, ItemT]):
     __slots__ = ("_items", "_limit")
 
     def __init__(self, limit: int) -> None:
-        self._limit: int = at_least("limit", limit, 1)
+        self._limit = whole("limit", limit, 1)
         self._items: OrderedDict[KeyT, ItemT] = OrderedDict()
 
     def __len__(self) -> int:
@@ -170,7 +192,7 @@ class HitRates:
 
     def __init__(self, memory: float, limit: int = 4096) -> None:
         self._keep = 1.0 - 1.0 / at_least("memory", memory, 1.0)
-        self._limit: int = at_least("limit", limit, 1)
+        self._limit = whole("limit", limit, 1)
         self._counts: dict[Hashable, tuple[float, float, int]] = {}
 
     def rate(self, state: Hashable, prior: float = 0.5) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..speculation import Call, Prediction
-from .memory import STEPS, Bounded, HitRates, Kept, Key, at_least, ranked
+from .memory import STEPS, Bounded, HitRates, Kept, Key, at_least, ranked, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class NearestNeighbour:
         limit: int = 256,
     ) -> None:
         self._features = features
-        self._k: int = at_least("k", k, 1)
+        self._k = whole("k", k, 1)
         self._memory: float = at_least("memory", memory, 1.0)
-        self._guesses: int = at_least("guesses", guesses, 1)
-        self._limit: int = at_least("limit", limit, 1)
+        self._guesses = whole("guesses", guesses, 1)
+        self._limit = whole("limit", limit, 1)
         self._tables: Bounded[str, _Table] = Bounded(STEPS)
         self._lock = threading.Lock()
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from ..errors import InvalidSettingError
 from ..speculation import Call, Prediction
 from .branch import BranchPrediction, BranchPredictor
-from .memory import STEPS, Bounded, Kept, Key, at_least, key_of, ranked
+from .memory import STEPS, Bounded, Kept, Key, check_predictor, key_of, ranked, whole
 
 _SPREAD: Final = 0x9E3779B1
 """Between the addresses of two values of one step: odd, and without pattern in its low bits."""
@@ -80,11 +80,12 @@ class Branch:
     ) -> None:
         if history not in ("step", "run"):
             raise InvalidSettingError("history", history, "'step' or 'run'")
+        check_predictor("predictor", predictor)
         self._predictor = predictor
         self._whole_run = history == "run"
-        self._outcomes: int = at_least("outcomes", outcomes, 0)
-        self._guesses: int = at_least("guesses", guesses, 1)
-        self._limit: int = at_least("limit", limit, 2)
+        self._outcomes = whole("outcomes", outcomes, 0)
+        self._guesses = whole("guesses", guesses, 1)
+        self._limit = whole("limit", limit, 2)
         self._values: Bounded[str, _Values] = Bounded(STEPS)
         self._lock = threading.Lock()
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..errors import InvalidSettingError
 from ..speculation import Call, Prediction
-from .memory import Bounded, HitRates, Kept, at_least, key_of
+from .memory import Bounded, HitRates, Kept, key_of, whole
 
 _MOST_CONTEXT: Final = 32
 """A call shows the newest 64 results. Half of them leave room to see whether the first one shown is the run's first."""
@@ -60,7 +60,7 @@ class TraceReplay:
     """
 
     def __init__(self, *, ahead: int = 4, context: int = 16, memory: float = 50.0, limit: int = 16_384) -> None:
-        self._ahead: int = at_least("ahead", ahead, 0)
+        self._ahead = whole("ahead", ahead, 0)
         if not 1 <= context <= _MOST_CONTEXT:
             raise InvalidSettingError("context", context, f"an integer in [1, {_MOST_CONTEXT}]")
         self._context = context

@@ -8,6 +8,7 @@ steps of a pipeline run one after another in program order, each on its own copy
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -31,7 +32,7 @@ from ..errors import (
 )
 from ..graph import Graph, Node, Pipeline
 from ..history import Entry, EntryKind, Operation, Position, Write, format_position
-from ..replay import CallRequest, Context, GatherRequest, PendingCall, Program, SleepRequest, call_alone
+from ..replay import CallRequest, Context, GatherRequest, PendingCall, Program, SleepRequest, call_alone, seed_of
 from ..state import State
 from ..stores.cells import apply
 
@@ -233,7 +234,7 @@ class _Branch:
         self.at = run.at
         self.events: list[bytes] = []
         """Emitted since the entry before."""
-        self.seed = run.run_id.encode()[:64]
+        self.seed = seed_of(run.run_id)
         self.nested = nested
         self.all_writes: list[Write] = []
         """Every change so far, the program's own and those of its steps, in order."""
@@ -577,7 +578,18 @@ def _merge(base: Mapping[str, bytes], branches: Sequence[tuple[str, Sequence[Wri
                 raise StateConflictError(key, (changed[key][0], name))
             changed[key] = (name, kind)
             merged.extend(own)
+    _check_together(base, merged, changed)
     return merged
+
+
+def _check_together(base: Mapping[str, bytes], merged: Sequence[Write], changed: Mapping[str, tuple[str, Any]]) -> None:
+    """Numbers that fit the state one by one need not fit each other."""
+    values = dict(base)
+    for write in merged:
+        try:
+            _apply_all(values, [write])
+        except UnsupportedValueError:
+            raise StateConflictError(write.key, (changed[write.key][0], changed[write.key][0])) from None
 
 
 def _ordered(
@@ -586,12 +598,28 @@ def _ordered(
     before: Sequence[set[int]],
     chosen: set[int],
 ) -> list[Write]:
-    """Changes of steps of a pipeline in program order; two that no dependency orders must not touch the same key."""
-    for later in sorted(chosen):
-        for earlier in sorted(chosen):
-            if earlier < later and earlier not in before[later]:
-                _merge(base, [changes[earlier], changes[later]])
-    return [write for place in sorted(chosen) for write in changes[place][1]]
+    """Changes of steps of a pipeline in program order; two that no dependency orders must not touch the same key.
+
+    A step has changed what it left different from how it found it, after the steps before it.
+    """
+    kept: dict[int, list[Write]] = {}
+    for place in sorted(chosen):
+        found = dict(base)
+        for earlier in sorted(before[place]):
+            _apply_all(found, kept[earlier])
+        own = changes[place][1]
+        kept[place] = [write for write in own if _merge(found, [("", [w for w in own if w.key == write.key])])]
+    for earlier, later in itertools.combinations(kept, 2):
+        if earlier in before[later]:
+            continue
+        both = [*kept[earlier], *kept[later]]
+        for key in sorted({write.key for write in kept[earlier]} & {write.key for write in kept[later]}):
+            kinds = {write.operation for write in both if write.key == key}
+            if len(kinds) > 1 or not next(iter(kinds)).is_blind:
+                raise StateConflictError(key, (changes[earlier][0], changes[later][0]))
+    merged = [write for writes in kept.values() for write in writes]
+    _check_together(base, merged, {write.key: ("several branches", None) for write in merged})
+    return merged
 
 
 def _apply_all(values: dict[str, bytes], writes: Iterable[Write]) -> None:

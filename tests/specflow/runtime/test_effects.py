@@ -1309,8 +1309,11 @@ async def test_a_probe_that_fails_leaves_it_unknown() -> None:
 
         cut.settings["probe"] = probe
         await cut.die()
-        with pytest.raises(ExecutionError):
+        with pytest.raises(ExecutionError) as caught:
             await cut.go_on()
+        if answer is None:  # why it is still unknown is said
+            assert "bank is closed" in "".join(caught.value.__notes__)
+            assert isinstance(caught.value.__cause__, ConnectionError)
         assert cut.world.seen == [5]
         key = row_of(cut.store, "r", "pay").key
         assert await cut.go_on(resolve={key: Sent("by phone")}) == "by phone"
