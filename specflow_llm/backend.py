@@ -339,7 +339,7 @@ class DecodingBackend:
         """Bytes held, by kind of state."""
         held = {"draft_weights": 0, "draft_kv": 0, **self._target.state_bytes()}
         held["hidden_states"] = sum(row.features.num_bytes for row in self.rows)
-        held["confidences"] = self._num_estimates * _ESTIMATE_BYTES
+        held["confidences"] = self._num_estimates * _ESTIMATE_BYTES if self.rows else 0
         if self._drafter is not None:
             held.update(self._drafter.state_bytes())
         return held

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
 from specflow.errors import InvalidSettingError
@@ -225,7 +226,8 @@ class LLM:
             PromptError: the prompt cannot be decoded.
             ContextLengthError: the prompt is too long.
         """
-        request = self._submit(self.encode(prompt), params or SamplingParams(), 0)
+        (setting,) = _settings(params, 1)
+        request = self._submit(self.encode(prompt), setting, 0)
         return Stream(self._chunks(request), lambda: self._forget([request]))
 
     def _chunks(self, request: RowId) -> Iterator[StreamChunk]:
@@ -296,9 +298,18 @@ class LLM:
             raise PromptError(
                 index, "a chat message has no 'role'", "give messages like {'role': 'user', 'content': 'some text'}"
             )
-        encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        if any(message.get("content") is None and not message.get("tool_calls") for message in messages):
+            raise PromptError(
+                index, "a chat message has no 'content'", "give messages like {'role': 'user', 'content': 'some text'}"
+            )
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except TemplateError as error:
+            raise PromptError(
+                index, f"the model's chat template refuses it ({error})", "give messages as the template wants them"
+            ) from error
         ids: list[int] = encoded["input_ids"]
         return ids
 
@@ -354,7 +365,7 @@ def _token_id(item: Any, index: int) -> int:
 def _settings(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    settings = list(params)
+    settings = list(params) if isinstance(params, Sequence) else [params]
     if not all(isinstance(setting, SamplingParams) for setting in settings):
         raise InvalidSettingError("params", params, "a SamplingParams, or a list of them with one per prompt")
     if len(settings) != count:

@@ -352,6 +352,7 @@ def warnings_about(
         warnings.append("this system does not tell how busy it is: nobody knows whether the run was disturbed")
     if num_categories < _FEW_CATEGORIES or settings.per_category < 2:
         warnings.append(
-            f"only {num_categories} categories with {settings.per_category} prompt(s) each: too few to conclude from"
+            f"only {num_categories} categories with at most {settings.per_category} prompt(s) each: too few to "
+            "conclude from"
         )
     return warnings

@@ -14,7 +14,7 @@ from ..display import console
 from . import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..training.run import Trained
     from ..training.text import TrainingText, Written
@@ -155,10 +155,8 @@ def train(  # noqa: PLR0913 - one argument per option
             cache=cache,
         ),
     )
-    if text_only and text and cache is None:
-        raise typer.BadParameter(
-            "with --text nothing is left to make but features: say where they go with --cache", param_hint="--text-only"
-        )
+    if text:
+        _check_given_text({"--prompts": prompts, "--samples": samples}, needs_cache=text_only and cache is None)
     err = console(stderr=True)
     choice = ModelChoice(model=target, dtype=dtype, device=local_device(device), threads=threads, max_batch_size=64)
     llm = open_llm(choice, err)
@@ -183,6 +181,17 @@ def train(  # noqa: PLR0913 - one argument per option
     result = run.run()
     if run.is_first:
         _show(console(), result, as_json=as_json)
+
+
+def _check_given_text(making: Mapping[str, object], *, needs_cache: bool) -> None:
+    """With text that is there, nothing else can be said about making some."""
+    for name, value in making.items():
+        if value is not None:
+            raise typer.BadParameter("with --text no text is made, so it says nothing", param_hint=name)
+    if needs_cache:
+        raise typer.BadParameter(
+            "with --text nothing is left to make but features: say where they go with --cache", param_hint="--text-only"
+        )
 
 
 def _tell_text(tell: Callable[[str], None], written: Written) -> None:
@@ -232,12 +241,16 @@ def _show(out: Console, result: Trained, *, as_json: bool) -> None:
             "folder": str(result.folder),
             "num_samples": result.num_samples,
             "num_tokens": result.num_tokens,
+            "num_held_out": result.num_held,
             "seconds": result.seconds,
             "held_out": None if held is None else asdict(held),
         }
         out.print(json.dumps(described), soft_wrap=True)
         return
-    out.print(f"drafter in {result.folder}: {result.num_samples} conversations, {result.num_tokens} tokens")
+    out.print(
+        f"drafter in {result.folder}: {result.num_samples} conversations of {result.num_tokens} tokens, "
+        f"{result.num_held} of them held out"
+    )
     if held is not None:
         out.print(
             f"held-out text: estimated tokens per round {held.sampled_length:.2f} at temperature 1, "

@@ -89,6 +89,10 @@ def _named(name: str, target: TargetFacts) -> Drafter:
         return ConvDrafter.load(name, _adapter(name, target))
     if file_layout(Path(name)) is not None:
         return DSparkDrafter.load(name, _adapter(name, target), tokenizer=target.tokenizer)
+    if name == "none":
+        raise DrafterError(
+            name, "there is no such drafter", "write drafter=None, or speculation=None, to decode plainly"
+        )
     if "+" in name and not Path(name).exists():
         parts = name.split("+")
         drafters = [_named(part, target) for part in parts]

@@ -112,6 +112,8 @@ class DSparkConfig:
         )
         require(self.num_heads % self.num_kv_heads == 0, "num_kv_heads", self.num_kv_heads, "a divisor of num_heads")
         require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number, for rotary positions")
+        for name in ("qk_norm", "confidence", "confidence_with_markov"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(self.layout in LAYOUTS, "layout", self.layout, f"one of {LAYOUTS}")
         require(self.markov in MARKOV_KINDS, "markov", self.markov, f"one of {MARKOV_KINDS}")
         rank = "an integer >= 1 (markov='none' switches the head off)"

@@ -145,16 +145,21 @@ class EvaluationReport:
         Drafters without estimates are left out: their rounds would claim certainty. Rounds whose drafts branch have a
         file of their own, for ``simulate``.
         """
-        paths = []
+        paths: list[Path] = []
+
+        def write(name: str, header: RecordHeader, rounds: Sequence[RoundRecord]) -> None:
+            path, number = folder / f"{name}.jsonl", 1
+            while path in paths:  # names that differ in characters that file names lack
+                number += 1
+                path = folder / f"{name}-{number}.jsonl"
+            write_rounds(path, header, rounds)
+            paths.append(path)
+
         for result in self.results:
             if result.header.provenance["gives_survival"]:
-                path = folder / f"{result.label}.jsonl"
-                write_rounds(path, result.header, result.rounds)
-                paths.append(path)
+                write(result.label, result.header, result.rounds)
             if result.tree is not None:
-                path = folder / f"{result.label}-trees.jsonl"
-                write_rounds(path, result.tree.header, result.tree.rounds)
-                paths.append(path)
+                write(f"{result.label}-trees", result.tree.header, result.tree.rounds)
         return paths
 
 

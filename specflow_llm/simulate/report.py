@@ -40,7 +40,8 @@ class Simulation:
     @property
     def warnings(self) -> Sequence[str]:
         """Where the recording and the costs come from different places, and loads that were not measured."""
-        apart = differences(self.recording.header.provenance, self.profile.provenance)
+        header = self.recording.header
+        apart = differences({**header.provenance, "drafter": header.drafter}, self.profile.provenance)
         found = [
             f"rounds were recorded with {name} {recorded!r}, costs measured with {measured!r}"
             for name, (recorded, measured) in apart.items()

@@ -71,6 +71,9 @@ def design(adapter: TargetAdapter, tokenizer: Any = None, **changes: Any) -> DSp
     unknown = sorted(set(changes) - set(DSparkConfig.__dataclass_fields__))
     if unknown:
         raise InvalidSettingError("drafter", unknown, f"fields of DSparkConfig: {', '.join(sorted(values))}, ...")
+    for name in ("target", "vocab_size", "hidden_size", "num_target_layers"):
+        if changes.get(name, values[name]) != values[name]:
+            raise InvalidSettingError(name, changes[name], f"{values[name]!r}, the target's; leave it out")
     values.update(changes)
     if values["draft_vocab_size"] == adapter.vocab_size:
         values["draft_vocab_size"] = None
@@ -169,7 +172,9 @@ def start_from_target(model: DSparkModel, adapter: TargetAdapter, layers: Sequen
             getattr(mine.self_attn, name).weight.copy_(_plain(getattr(theirs.self_attn, name)) * scale)
         mine.self_attn.o_proj.weight.copy_(_plain(theirs.self_attn.o_proj))
         for name in ("q_norm", "k_norm") if model.config.qk_norm else ():
-            getattr(mine.self_attn, name).weight.copy_(_scale(getattr(theirs.self_attn, name), model.config.head_dim))
+            norm = getattr(theirs.self_attn, name, None)
+            if norm is not None:  # targets without one: it starts at 1, and has to be learned
+                getattr(mine.self_attn, name).weight.copy_(_scale(norm, model.config.head_dim))
         mine.post_attention_layernorm.weight.copy_(_scale(theirs.post_attention_layernorm, width))
         for name in ("gate_proj", "up_proj", "down_proj"):
             getattr(mine.mlp, name).weight.copy_(_plain(getattr(theirs.mlp, name)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dspark import TargetAdapter
+from ..errors import TrainingError
 from ..llm import LLM
 from ..provenance import provenance
 from .feature_cache import CACHE_DTYPE, CachedFeatures, FeatureCache, cache_bytes, cached_layers
@@ -22,7 +23,7 @@ from .kinds import build_kind
 from .plan import TrainingPlan
 from .students import Trainee
 from .text import TextStage, TrainingText, Written
-from .trainer import Measured, Report, Trainer
+from .trainer import STATE_FILE, Measured, Report, Trainer
 from .world import World
 from .writer import KeptFeatures
 
@@ -36,8 +37,26 @@ class Trained:
     folder: Path
     held_out: Measured | None
     num_samples: int
+    """Conversations, those held out included."""
     num_tokens: int
+    """Of all of them."""
+    num_held: int
+    """Conversations that were only measured on."""
     seconds: float
+
+
+def _refuse_foreign(plan: TrainingPlan) -> None:
+    """A folder with a model that this plan has not made is no place for its result.
+
+    Raises:
+        TrainingError: there is one.
+    """
+    is_ours = (plan.out / STATE_FILE).exists() or plan.out == plan.start_from
+    if (plan.out / "config.json").exists() and not is_ours:
+        raise TrainingError(
+            f"{plan.out} holds a model that would be overwritten (a config.json, and no training to go on with)",
+            "choose another --out folder, or move what is there",
+        )
 
 
 class TrainingRun:
@@ -83,6 +102,7 @@ class TrainingRun:
         """
         started = time.perf_counter()
         plan = self._plan
+        _refuse_foreign(plan)
         start, config = self._start  # refused before hours of making text
         text, source = self._prepared()
         samples = text.samples
@@ -100,7 +120,8 @@ class TrainingRun:
             self._notify(f"going on from step {trainer.step} of {trainer.num_steps}")
         trainer.run(self._on_report)
         held_out = trainer.measure(limit=256) if trainer.held_out else None
-        result = Trained(plan.out, held_out, len(samples), text.num_tokens, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        result = Trained(plan.out, held_out, len(samples), text.num_tokens, text.num_held, seconds)
         if self._world.is_first:
             self._export(self._with_context_bias(model, trainer), result, trainer.num_steps)
         self._world.wait()
@@ -183,6 +204,7 @@ class TrainingRun:
             "trained": {
                 "samples": result.num_samples,
                 "tokens": result.num_tokens,
+                "held_out_samples": result.num_held,
                 "steps": steps,
                 "start_from": None if plan.start_from is None else plan.start_from.name,
                 "data": {**asdict(plan.data), "temperatures": list(plan.data.temperatures)},

@@ -67,7 +67,7 @@ class TrainSettings:
         """Validate every field."""
         self._check_types()
         counts = ("batch_size", "num_anchors", "loss_chunk", "checkpoint_steps", "report_steps")
-        for name, least in (*((name, 1) for name in counts), ("seed", 0)):
+        for name, least in (*((name, 1) for name in counts), ("seed", 0), ("max_length", 8)):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= least):
                 raise InvalidSettingError(name, value, f"an integer >= {least}")
@@ -81,7 +81,6 @@ class TrainSettings:
             ("short_blocks", 0.0 <= (self.short_blocks or 0.0) <= 1.0, "None or a fraction in [0, 1]"),
             ("held_out", 0.0 <= self.held_out < 1.0, "a fraction in [0, 1)"),
             ("weight_decay", self.weight_decay >= 0.0, "a number >= 0"),
-            ("max_length", self.max_length >= 8, "an integer >= 8"),
             ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
         ):
             if not fits:
@@ -96,6 +95,8 @@ class TrainSettings:
                 raise InvalidSettingError(name, value, "a finite number")
         if not isinstance(self.loss, LossWeights):
             raise InvalidSettingError("loss", self.loss, "weights by term, for example {'ce': 0.1}")
+        if not (self.loss.ce or self.loss.kl or self.loss.tv):
+            raise InvalidSettingError("loss", self.loss, "a weight above 0 for 'ce', 'kl' or 'tv', to learn from")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -90,8 +90,8 @@ class TextStage:
     def read(self) -> TrainingText:
         """The text there is.
 
-        Of every file the same share at its end is held out, so that going on with more text does not train on what was
-        held out before.
+        Of every file the same share at its end is held out, so that going on with more files does not train on what was
+        held out before. With more of the same file, or another share, it does.
 
         Raises:
             TrainingError: text cannot be read or belongs to another target, or nothing is left to learn from.
@@ -219,6 +219,10 @@ class TextStage:
                 raise TrainingError(
                     f"line {number} of {path} has no prompt ({error})", 'write {"prompt": "..."} on every line'
                 ) from error
+            if not isinstance(text, str) or not text.strip():
+                raise TrainingError(
+                    f"line {number} of {path} has {text!r} for a prompt", 'write {"prompt": "some text"} on every line'
+                )
             chat = getattr(self._llm.tokenizer, "chat_template", None)
             prompts.append(self._llm.encode([{"role": "user", "content": text}] if chat else text, number))
             require_prompt(prompts[-1], number, self._architecture)  # before any work; named by its line

@@ -7,7 +7,10 @@ checkpoint computes what it would have computed, and several processes draw what
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import math
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -102,10 +105,17 @@ class Totals:
         seen = max(1, int((self._slots[2] > 0.0).sum()))  # short blocks have no later slots
         accept, match = (self._slots[:2] / self._slots[2].clamp(min=1.0))[:, :seen].tolist()
         sampled, greedy = (self._blocks[:2] / self._blocks[2].clamp(min=1.0)).tolist()
+        if not self._blocks[2]:  # blocks longer than any answer: what the slots say
+            sampled, greedy = _length_of(accept), _length_of(match)
         return Measured(
             loss.ce * ce + loss.kl * kl + loss.tv * tv + loss.confidence * sure,
             ce, kl, 0.5 * tv, sure, tuple(accept), tuple(match), sampled, greedy,
         )  # fmt: skip
+
+
+def _length_of(rates: Sequence[float]) -> float:
+    """Tokens per round where each slot is accepted at its rate, whatever became of those before it."""
+    return 1.0 + math.fsum(itertools.accumulate(rates, operator.mul))
 
 
 class Trainer:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 from typer.testing import CliRunner
 
 from specflow.errors import BackendContractError, InvalidSettingError
@@ -20,16 +21,24 @@ from specflow_llm.calibration.table import fingerprint
 from specflow_llm.cli import app
 from specflow_llm.drafters import DrafterBase, DraftRequest, Proposal
 from specflow_llm.drafters.base import RowId
+from specflow_llm.dspark import TargetAdapter
 from specflow_llm.engine import EngineConfig
-from specflow_llm.errors import TrainingError
+from specflow_llm.errors import DrafterError, PromptError, TrainingError
+from specflow_llm.training.design import design, new_drafter, start_from_target, target_layers_to_copy
+from specflow_llm.training.features import LiveFeatures
 from specflow_llm.training.objective import LossWeights
 from specflow_llm.training.plan import TrainingPlan
+from specflow_llm.training.run import TrainingRun
 from specflow_llm.training.samples import SampleSettings
 from specflow_llm.training.settings import TrainSettings, read_settings
 from specflow_llm.training.text import TextStage
+from specflow_llm.training.trainer import Trainer
 from specflow_llm.training.world import World
-from tests.specflow_llm.chat import SETTINGS, llm
+from tests.specflow_llm.block_drafters import target
+from tests.specflow_llm.chat import SETTINGS, ChatTokenizer, llm
 from tests.specflow_llm.models import generate, tiny_model
+from tests.specflow_llm.small_training import SETTINGS as TRAINING
+from tests.specflow_llm.small_training import adapter, fresh_model, texts
 from tests.specflow_llm.tokenizers import byte_level_bpe
 
 # ----------------------------------------------------------------------------------------------------- settings of LLM
@@ -161,6 +170,8 @@ WRONG: Sequence[tuple[type, Mapping[str, Any], str]] = [
     (TrainSettings, {"loss": 3}, "loss"),
     (TrainSettings, {"batch_size": True}, "batch_size"),
     (TrainSettings, {"seed": 1.5}, "seed"),
+    (TrainSettings, {"max_length": 50.5}, "max_length"),
+    (TrainSettings, {"loss": LossWeights(ce=0.0, kl=0.0, tv=0.0)}, "loss"),
     (LossWeights, {"ce": "1"}, "ce"),
     (LossWeights, {"decay": None}, "decay"),
     (SampleSettings, {"num_samples": 4.5}, "num_samples"),
@@ -210,6 +221,119 @@ def test_more_text_is_refused_before_it_is_made_where_training_has_begun(tmp_pat
     stage(9).make()
     assert len(stage(9).read().samples) > len(few.samples)
     assert stage(6).read() == few  # what lies beyond a plan's number is not part of its text
+
+
+@pytest.mark.parametrize("kind", ["dspark", "conv"])
+def test_a_model_that_lies_where_the_result_goes_is_not_overwritten(tmp_path: Path, kind: str) -> None:
+    """The target's own folder, or a drafter from elsewhere; one that this folder's training made may be made again."""
+    tiny_model().save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    plan = TrainingPlan(out=tmp_path, kind=kind, data=SETTINGS)
+    with pytest.raises(TrainingError, match="would be overwritten"):
+        TrainingRun(llm(), plan).run()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"hidden_size": 64}, "hidden_size"), ({"vocab_size": 300}, "vocab_size")]
+)
+def test_sizes_of_the_target_cannot_be_chosen(changes: dict[str, Any], named: str) -> None:
+    """A drafter shares the target's embedding and head."""
+    adapter = TargetAdapter(llm().model)
+    with pytest.raises(InvalidSettingError, match=named):
+        design(adapter, **changes)
+    same = {name: getattr(design(adapter), name) for name in changes}
+    assert design(adapter, **same) == design(adapter)
+
+
+@pytest.mark.parametrize("name", ["qk_norm", "confidence", "confidence_with_markov"])
+def test_switches_of_a_drafter_are_switches(name: str) -> None:
+    """A text is true, whatever it says."""
+    with pytest.raises(InvalidSettingError, match=name):
+        design(TargetAdapter(llm().model), **{name: "no"})
+
+
+def test_a_drafter_may_normalise_where_its_target_does_not() -> None:
+    """Other projects' layout wants it: copies of the target's layers get norms that start at one."""
+    adapter = TargetAdapter(llm().model)
+    config = design(adapter, qk_norm=True, num_layers=1)
+    model = new_drafter(config, (), adapter, seed=0)
+    start_from_target(model, adapter, target_layers_to_copy(config, adapter))
+    norm: Any = model.layers[0].self_attn.q_norm
+    assert set(norm.weight.tolist()) == {1.0}
+
+
+@pytest.mark.parametrize("prompt", [5, None, ["x"], "", "  "])
+def test_prompts_are_texts(tmp_path: Path, prompt: Any) -> None:
+    """The template would take anything, and the target answer it."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "why"}) + "\n" + json.dumps({"prompt": prompt}), encoding="utf-8")
+    stage = TextStage(llm(), TrainingPlan(out=tmp_path / "out", data=SETTINGS, prompts=path), World())
+    with pytest.raises(TrainingError, match="line 2"):
+        stage.make()
+
+
+@pytest.mark.parametrize("option", [("--prompts", "p.jsonl"), ("--samples", "5")])
+def test_how_to_make_text_says_nothing_beside_text(tmp_path: Path, option: tuple[str, str]) -> None:
+    """What would be ignored is refused."""
+    arguments = ["train", "--target", "no-model", "--out", str(tmp_path / "o"), "--text", str(tmp_path), *option]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "no text is made" in " ".join(result.output.split())
+
+
+def test_blocks_longer_than_any_answer_still_have_a_length() -> None:
+    """A round emits a token at least; with no whole block to measure on, the slots say the rest."""
+    model = fresh_model(block_size=60)
+    measured = Trainer(
+        adapter(), model, texts(12, 20), LiveFeatures(adapter(), model.config.target_layer_ids, texts(12, 20)),
+        dataclasses.replace(TRAINING, held_out=0.5), Path("unused"), World(),
+    ).measure()  # fmt: skip
+    assert measured.sampled_length > 1.0
+    assert measured.greedy_length >= 1.0
+
+
+# ---------------------------------------------------------------------------------------------------- requests and chat
+
+
+class Refusing(ChatTokenizer):
+    """Its template wants no system message, as some do."""
+
+    def apply_chat_template(self, messages: Any, *, tokenize: bool, **settings: Any) -> Any:
+        """One turn, or an error."""
+        if messages[0]["role"] == "system":
+            raise TemplateError("System role not supported")
+        return super().apply_chat_template(messages, tokenize=tokenize, **settings)
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([{"role": "system", "content": "be brief"}], "System role not supported"),
+        ([{"role": "user"}], "no 'content'"),
+        ([{"role": "user", "content": None}], "no 'content'"),
+    ],
+)
+def test_chats_that_the_template_cannot_take_are_prompt_errors(messages: Any, told: str) -> None:
+    """With the template's own words; nothing was started."""
+    model = LLM(target(), tokenizer=Refusing(), speculation=None, check_model=False)
+    with pytest.raises(PromptError, match=told):
+        model.chat(messages)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, 5, "greedy", [SamplingParams(), 3]])
+def test_params_are_params(params: Any) -> None:
+    """One prompt or several, streamed or not."""
+    for ask in (llm().stream, llm().generate):
+        with pytest.raises(InvalidSettingError, match="params"):
+            ask("Why?", params)
+
+
+@pytest.mark.parametrize("name", ["none", "ngram+none"])
+def test_none_is_no_drafter(name: str) -> None:
+    """No hub is asked for it; the error says how to decode plainly."""
+    with pytest.raises(DrafterError, match="speculation=None"):
+        LLM(tiny_model(), speculation=Speculation(drafter=name), check_model=False)
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints

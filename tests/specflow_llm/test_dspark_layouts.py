@@ -579,6 +579,8 @@ SPECULATORS_TRAPS: dict[str, tuple[Recipe, Change, str]] = {
     "one layer": (ANCHOR, setting("aux_hidden_state_layer_ids", 3), "not a list of integers"),
     "no object": (ANCHOR, setting("transformer_layer_config", "qwen3"), "not an object"),
     "no list": (ANCHOR, setting("speculators_config", {"proposal_methods": 7}), "not a list"),
+    "truth in words": (ANCHOR, setting("sample_from_anchor", "false"), "neither true nor false"),
+    "confidence in words": (ANCHOR, setting("enable_confidence_head", "no"), "neither true nor false"),
     # Heads.
     "another speculator": (ANCHOR, setting("speculators_model_type", "eagle3"), "of type 'eagle3'"),
     "unknown Markov head": (ANCHOR, setting("markov_head_type", "gru"), "of kind 'gru'"),

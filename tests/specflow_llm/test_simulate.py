@@ -236,6 +236,9 @@ def test_what_does_not_fit_is_said() -> None:
         ("'tiny'", "up to 8 requests", f"drafts of up to {LONGEST}"), found.warnings, strict=True
     ):
         assert words in warning
+    others = Recording(header(drafter="other"), SMALL.rounds)
+    (warning,) = simulate(others, profile(linear), policies=("plain",), concurrency=(1,)).warnings
+    assert "drafter 'other'" in warning
 
 
 def test_every_policy_has_a_name() -> None:

@@ -14,7 +14,7 @@ from ..config import MARKOV_KINDS
 from ..model import DSparkModel
 from .backbone import read_backbone
 from .checks import Statements, check_layers, check_mask, check_parts, check_plain
-from .files import TensorFiles, list_of, required, whole_number, whole_numbers
+from .files import TensorFiles, flag, list_of, required, whole_number, whole_numbers
 from .names import build_config, build_model, normalises_queries
 
 ARCHITECTURES = ("Qwen3DSparkModel",)
@@ -46,7 +46,7 @@ def read_deepspec(
             f"{', '.join(ARCHITECTURES)} is (Gemma 4 drafters have layers with four norms, Eagle3 is another method)",
             "use another checkpoint, or train a drafter here: specflow-llm train",
         )
-    if statements.layout == "mask_predicts" or described.get("sample_from_anchor") is False:
+    if statements.layout == "mask_predicts" or flag(described, "sample_from_anchor", origin) is False:
         raise CheckpointError(
             origin,
             "only its masks are said to predict, but in DeepSpec's layout the anchor's slot always does",
@@ -107,8 +107,11 @@ def read_heads(described: Mapping[str, Any], origin: object) -> dict[str, Any]:
             f"its Markov head is of kind {kind!r}; drafters here have {', '.join(MARKOV_KINDS[1:])}",
             "use another checkpoint",
         )
-    confidence = bool(required(described, "enable_confidence_head", origin))
-    with_markov = confidence and bool(required(described, "confidence_head_with_markov", origin))
+    required(described, "enable_confidence_head", origin)
+    confidence = bool(flag(described, "enable_confidence_head", origin))
+    if confidence:
+        required(described, "confidence_head_with_markov", origin)
+    with_markov = confidence and bool(flag(described, "confidence_head_with_markov", origin))
     if with_markov and not rank:
         raise CheckpointError(
             origin,

@@ -114,6 +114,20 @@ def required(described: Mapping[str, Any], field: str, origin: object) -> Any:
     return value
 
 
+def flag(described: Mapping[str, Any], field: str, origin: object) -> bool | None:
+    """A field that is true or false; None where it is absent or null.
+
+    Raises:
+        CheckpointError: it is something else, a text for example, whose truth would be taken for what it says.
+    """
+    value = described.get(field)
+    if value is None or isinstance(value, bool):
+        return value
+    raise CheckpointError(
+        origin, f"{CONFIG_FILE} has {field} = {value!r}, which is neither true nor false", "correct the field"
+    )
+
+
 def whole_number(described: Mapping[str, Any], field: str, origin: object) -> int:
     """A field that a layout always writes as an integer.
 

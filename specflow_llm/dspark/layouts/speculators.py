@@ -24,7 +24,7 @@ from ..model import DSparkModel
 from .backbone import read_backbone
 from .checks import EMBEDDING, HEAD, Statements, check_layers, check_mask, check_parts, check_plain
 from .deepspec import read_heads
-from .files import TensorFiles, list_of, part_of, required, whole_number, whole_numbers
+from .files import TensorFiles, flag, list_of, part_of, required, whole_number, whole_numbers
 from .names import build_config, build_model, normalises_queries, their_name
 
 TYPES = ("dspark", "dflash")
@@ -72,7 +72,7 @@ def read_speculators(
         adapter,
         own_rope=statements.own_rope,
         origin=origin,
-        window_non_causal=described.get("sliding_window_non_causal") is True,
+        window_non_causal=flag(described, "sliding_window_non_causal", origin) is True,
     )
     stated = whole_numbers(described, "aux_hidden_state_layer_ids", origin)
     layers = tuple(layer - 1 for layer in stated)
@@ -110,13 +110,13 @@ def read_speculators(
 
 def _layout(described: Mapping[str, Any], slots: int, statements: Statements, origin: object) -> Layout:
     """Which slots predict: what the file says, or what the caller says where it is silent."""
-    flag, stated = described.get("sample_from_anchor"), statements.layout
+    from_anchor, stated = flag(described, "sample_from_anchor", origin), statements.layout
     proposals = list_of(part_of(described, "speculators_config", origin), "proposal_methods", origin)
     counts = [entry.get("speculative_tokens") for entry in proposals if isinstance(entry, Mapping)]
     tokens = next((count for count in counts if isinstance(count, int)), None)
-    if flag is None and stated is None:
+    if from_anchor is None and stated is None:
         if described["speculators_model_type"] == "dflash":
-            flag = False  # the flag came later; until then there was no other way for DFlash
+            from_anchor = False  # the flag came later; until then there was no other way for DFlash
         else:
             hint = {slots: "anchor_predicts", slots - 1: "mask_predicts"}.get(tokens or 0)
             hinted = f" (it proposes {tokens} tokens from {slots} slots, which speaks for {hint!r})" if hint else ""
@@ -126,11 +126,11 @@ def _layout(described: Mapping[str, Any], slots: int, statements: Statements, or
                 f"trainer knew only 'mask_predicts', later ones default to 'anchor_predicts'{hinted}",
                 "state it: layout='anchor_predicts' or layout='mask_predicts', or add the field to config.json",
             )
-    said: Layout = "anchor_predicts" if flag else "mask_predicts"
-    if flag is not None and stated is not None and stated != said:
+    said: Layout = "anchor_predicts" if from_anchor else "mask_predicts"
+    if from_anchor is not None and stated is not None and stated != said:
         raise CheckpointError(
             origin,
-            f"its sample_from_anchor is {str(flag).lower()}, that is {said!r}, and the caller states {stated!r}",
+            f"its sample_from_anchor is {str(from_anchor).lower()}, that is {said!r}, and the caller states {stated!r}",
             "leave layout out, or correct config.json",
         )
     layout = said if stated is None else stated

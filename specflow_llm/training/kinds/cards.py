@@ -29,8 +29,9 @@ def model_card(target: str, what: str, trained: Mapping[str, Any]) -> str:
         )
     return (
         f"# Drafter for {Path(target).name}\n\n{what}\n\n"
-        f"Trained on {trained['samples']} conversations ({trained['tokens']} tokens) that the target wrote itself, "
-        f"{trained['steps']} steps; every setting is in `config.json`.\n{rows}\n"
+        f"Trained on conversations that the target wrote itself: {trained['samples']} of {trained['tokens']} tokens, "
+        f"{trained['held_out_samples']} of them held out; {trained['steps']} steps; every setting is in `config.json`."
+        f"\n{rows}\n"
         "It serves this target only. Output never depends on it: drafts are verified exactly; a drafter decides about "
         "speed alone. Text unlike the training text is drafted worse.\n"
     )
