@@ -676,6 +676,15 @@ def test_records_of_a_run_can_be_read(report: Any, tmp_path: Path) -> None:
     assert read_rounds(tmp_path / "ngram-T0.jsonl").header.provenance["confidences"] == "as given"
 
 
+def test_drafters_whose_names_look_alike_in_a_file_name_keep_their_own_files(report: Any, tmp_path: Path) -> None:
+    """``a+b`` and ``a-b`` are two drafters."""
+    one, other = report.results[:2]
+    alike = replace(report, results=(replace(one, drafter="a+b", temperature=0.0), replace(other, drafter="a-b")))
+    paths = alike.write_rounds(tmp_path)
+    assert [path.name for path in paths] == ["a-b-T0.jsonl", "a-b-T0-2.jsonl"]
+    assert [read_rounds(path).rounds for path in paths] == [one.rounds, other.rounds]
+
+
 def test_a_run_is_repeated_by_its_seed(report: Any, settings: EvaluationSettings, loaded: LoadedModel) -> None:
     """The same settings give the same rounds, sampled ones too."""
     again = run_evaluation(
