@@ -122,8 +122,10 @@ def observe(rounds: Sequence[RoundRecord], *, num_positions: int | None = None) 
     drafting = [record for record in rounds if record.survival]
     longest = max((len(record.survival) for record in drafting), default=0)
     width = longest if num_positions is None else num_positions
-    if not drafting or longest > width:
-        raise InvalidSettingError("rounds", f"longest draft {longest}", f"drafts of 1 to {width or 'more'} tokens")
+    if not drafting:
+        raise InvalidSettingError("rounds", f"{len(rounds)} without a draft", "rounds in which something was drafted")
+    if longest > width:
+        raise InvalidSettingError("rounds", f"longest draft {longest}", f"drafts of 1 to {width} tokens")
     logits = np.full((len(drafting), width), np.nan)
     accepted = np.zeros((len(drafting), width), dtype=np.bool_)
     observed = np.zeros((len(drafting), width), dtype=np.bool_)

@@ -20,7 +20,8 @@ def simulate(
     policy: Annotated[
         str | None,
         typer.Option(
-            show_default="all", help="Policies, separated by commas; fixed is every fixed length, fixed-3 one of them."
+            show_default="all but threshold",
+            help="Policies, separated by commas; fixed is every fixed length, fixed-3 one of them.",
         ),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,2,4,8,16",
