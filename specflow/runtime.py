@@ -768,14 +768,18 @@ class _Run:
             if step.attempt_parameter is not None:
                 kwargs[step.attempt_parameter] = Attempt(self._record.run_id, task.position, task.key, number)
         if (function is step.function and step.where == "loop") or inspect.iscoroutinefunction(function):
+            if step.timeout is None:
+                return await Confined(function(*args, **kwargs))
             with _limit_of(step):
                 return await Confined(function(*args, **kwargs))
         in_process = step.where == "process" and function is step.function
         # Seconds count from when there is a thread or process for it.
-        async with self._room(task, in_process=in_process):
+        async with contextlib.AsyncExitStack() as room:
+            await room.enter_async_context(self._room(task, in_process=in_process))
             with _limit_of(step) as scope:
                 value = await self._elsewhere(function, args, kwargs, in_process=in_process)
                 if inspect.isawaitable(value):  # a plain function that wraps an async one
+                    await room.aclose()
                     value = await Confined(value)
         if scope is not None and scope.cancel_called and step.timeout is not None:
             raise StepTimeoutError(step.name, step.timeout)  # a thread was waited for, and is late all the same
