@@ -415,7 +415,7 @@ def test_bad_words_reach_across_the_border_of_a_block() -> None:
 
 def test_stop_ids_count_as_ends_for_min_tokens() -> None:
     """Stop ids are forbidden before min_tokens like end-of-sequence ids; with ignore_eos only they are."""
-    ends: dict[str, Any] = {"eos_token_ids": (2,), "stop_token_ids": (6, 10**6), "min_tokens": 2}
+    ends: dict[str, Any] = {"eos_token_ids": (2, 10**6), "stop_token_ids": (6,), "min_tokens": 2}
     forbidden = (make_sampler(**ends).scores(random_logits(3), PROMPT, [1, 1]) == -math.inf).nonzero().tolist()
     assert forbidden == [[0, 2], [0, 6], [1, 2], [1, 6]]
     ignoring = make_sampler(**ends, ignore_eos=True).scores(random_logits(3), PROMPT, [1, 1])

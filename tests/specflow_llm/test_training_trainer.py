@@ -395,7 +395,7 @@ def test_batches_in_which_nothing_is_supervised_are_passed_over(tmp_path: Path) 
     before = weights(run)
     run.run()
     assert same(weights(run), before)
-    assert run.measure().sampled_length == 0.0
+    assert run.measure().sampled_length == 1.0  # a round emits one token, whatever is drafted
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:
