@@ -289,7 +289,7 @@ class Pipeline:
                 f"the condition of {name} on {source!r} is a function",
                 "name the values that let it run, or test for them in a step of its own",
             )
-        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping | type):
+        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
             return (value,)
         if not value:
             raise GraphError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import subprocess
 import sys
@@ -440,6 +441,28 @@ def test_conditions_that_cannot_work_are_refused(when: Any, match: str) -> None:
 
     with pytest.raises(GraphError, match=match):
         declare()
+
+
+class Route(enum.Enum):
+    """All its members may be a condition."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+async def test_an_enum_as_a_condition_means_any_of_its_members() -> None:
+    """A class that can be iterated is a collection like others."""
+    pipeline = Pipeline("routes")
+
+    @pipeline.step(effect=Effect.PURE)
+    async def route(name: str) -> Any:
+        return Route(name) if name else None
+
+    @pipeline.step(effect=Effect.PURE, when={"route": Route})
+    async def follow(route: Any) -> str:
+        return f"went {route.value}"
+
+    assert [(await run(pipeline, name=name)).value for name in ("left", "")] == ["went left", None]
 
 
 def test_what_a_pipeline_results_in_is_part_of_it() -> None:
