@@ -60,13 +60,8 @@ def inherited_writes(strand: Strand, inputs: Sequence[Strand]) -> tuple[Write, .
     join = strand.join
     if join is None:
         return ()
-    before: set[int] = set()
-    stack = [other.index for other in inputs]
-    while stack:
-        index = stack.pop()
-        if index not in before:
-            before.add(index)
-            stack.extend(_inputs_of(join.strands[index]))
+    direct = {other.index for other in inputs}
+    before = direct.union(*(all_inputs_of(join, index) for index in direct))
     ancestors = [join.strands[index] for index in sorted(before)]
     return _ordered_writes(join, ancestors)
 
@@ -91,7 +86,7 @@ def _ordered_writes(join: Join, strands: Sequence[Strand]) -> tuple[Write, ...]:
     touched = Counter(key for own in writes.values() for key in {write.key for write in own})
     if all(count == 1 for count in touched.values()):
         return tuple(write for own in writes.values() for write in own)
-    before = _all_before(join)
+    before = {index: all_inputs_of(join, index) for index in writes}
     changes: dict[int, dict[str, Change]] = {}
     for index, own in writes.items():
         # What a branch has changed is what it left different from how it found it.
@@ -107,15 +102,6 @@ def _ordered_writes(join: Join, strands: Sequence[Strand]) -> tuple[Write, ...]:
             made = [(join.strands[index].name, own[key]) for index, own in changes.items() if key in own]
             check_together(join.base, key, made)
     return tuple(write for own in changes.values() for change in own.values() for write in change.writes)
-
-
-def _all_before(join: Join) -> dict[int, set[int]]:
-    """For every branch of a pipeline those that it waits for, directly or through others."""
-    found: dict[int, set[int]] = {}
-    for strand in join.strands:
-        before = set(_inputs_of(strand))
-        found[strand.index] = before.union(*(found.get(index, set()) for index in before))
-    return found
 
 
 def _refuse_conflict(join: Join, *branches: tuple[int, dict[str, Change]]) -> None:

@@ -45,6 +45,7 @@ from .graph import Pipeline
 from .history import Commit, EffectRecord, EffectStatus, EntryKind, Lease, Position, RunRecord, RunStatus
 from .outbox import NotSent, Sent
 from .policies import Fixed
+from .policies.reach import check_policy
 from .protocols import RunAheadPolicy, Store
 from .replay import Outcome
 from .report import Ledger, RunReport
@@ -356,8 +357,8 @@ def _check_settings(store: Any, policy: Any, limits: Any, on_event: Any) -> None
         raise InvalidSettingError("on_event", on_event, "a plain function of one event; it must not be async")
     if limits is not None and not isinstance(limits, Mapping):
         raise InvalidSettingError("limits", limits, "a mapping from resource class to most attempts at a time")
-    if policy is not None and (isinstance(policy, type) or not callable(getattr(policy, "allows", None))):
-        raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
+    if policy is not None:
+        check_policy(policy)
     check_limits(limits or {})
 
 

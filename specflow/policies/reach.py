@@ -71,6 +71,16 @@ class Reach:
         return self._budget
 
 
+def check_policy(policy: object) -> None:
+    """See that something is a run-ahead policy, not a class of them, say.
+
+    Raises:
+        InvalidSettingError: it is not.
+    """
+    if isinstance(policy, type) or not callable(getattr(policy, "allows", None)):
+        raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
+
+
 class Around:
     """Passes on the settings of the policy inside.
 
@@ -82,8 +92,7 @@ class Around:
     """
 
     def __init__(self, policy: RunAheadPolicy) -> None:
-        if isinstance(policy, type) or not callable(getattr(policy, "allows", None)):
-            raise InvalidSettingError("policy", policy, "a run-ahead policy, for example Fixed(1)")
+        check_policy(policy)
         self._policy = policy
 
     @property

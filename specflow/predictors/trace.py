@@ -6,7 +6,6 @@ import threading
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
-from ..errors import InvalidSettingError
 from ..speculation import Call, Prediction
 from .memory import Bounded, HitRates, Kept, key_of, whole
 
@@ -61,9 +60,7 @@ class TraceReplay:
 
     def __init__(self, *, ahead: int = 4, context: int = 16, memory: float = 50.0, limit: int = 16_384) -> None:
         self._ahead = whole("ahead", ahead, 0)
-        if not 1 <= context <= _MOST_CONTEXT:
-            raise InvalidSettingError("context", context, f"an integer in [1, {_MOST_CONTEXT}]")
-        self._context = context
+        self._context = whole("context", context, 1, _MOST_CONTEXT)
         self._lengths = [1 << power for power in reversed(range(context.bit_length()))]
         self._following: Bounded[Context, _Next] = Bounded(limit)
         self._rates = HitRates(memory)
